@@ -1,0 +1,177 @@
+"""Group commit: writes that arrive while one is being synced share the next sync.
+
+The first thread to arrive leads: it runs every queued piece of work in one transaction, commits,
+and wakes the others. Who arrives meanwhile queues; the first of them leads the next round. There is
+no timer, so a lone writer never waits for company.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from drastate import faults
+from drastate.errors import LedgerUnwritableError
+from drastate.ledger.engine import raw_connection, sqlite_errors
+
+#: Most pieces of work in one transaction. Arbitrary; bounds how long the first one waits.
+MAX_BATCH = 256
+
+Execute = Callable[[str, Mapping[str, Any]], Any]
+
+
+class _Ticket:
+    """One piece of work in the queue, and how it ended."""
+
+    __slots__ = ("durable", "error", "finished", "leads", "on_commit", "turn", "work")
+
+    def __init__(
+        self, work: Callable[[Execute], None], on_commit: Callable[[], None], *, durable: bool
+    ) -> None:
+        self.work = work
+        self.on_commit = on_commit
+        self.durable = durable
+        self.finished = False
+        self.leads = False
+        self.error: BaseException | None = None
+        # Set when the ticket is finished, or when its thread is to lead.
+        self.turn = threading.Event()
+
+
+class GroupCommit:
+    """Runs work on the ledger's writer connection, one transaction at a time."""
+
+    def __init__(self, connection: Connection, path: Path) -> None:
+        """Takes over ``connection``: from here on nobody else uses it.
+
+        Args:
+            connection: the writer's.
+            path: the database file, for texts.
+        """
+        self._connection = connection
+        self._path = path
+        self._raw = raw_connection(connection)
+        self._mutex = threading.Lock()
+        self._queue: deque[_Ticket] = deque()
+        self._led = False
+        self._syncs = True
+        self._broken: LedgerUnwritableError | None = None
+
+    def run(
+        self, work: Callable[[Execute], None], on_commit: Callable[[], None], *, durable: bool
+    ) -> None:
+        """Runs ``work`` in a transaction and returns when it is committed.
+
+        Args:
+            work: executes statements; runs in whichever thread leads.
+            on_commit: shows the result to readers; called after the commit, in commit order.
+            durable: return only after an fsync. False survives the death of the process but not a
+                power loss, for what a reboot makes worthless anyway.
+
+        Raises:
+            LedgerError: nothing of ``work`` was written.
+        """
+        ticket = _Ticket(work, on_commit, durable=durable)
+        with self._mutex:
+            self._queue.append(ticket)
+            ticket.leads = not self._led
+            self._led = True
+        if not ticket.leads:
+            ticket.turn.wait()
+        if ticket.leads:
+            self._lead(ticket)
+        if ticket.error is not None:
+            raise ticket.error
+
+    def _lead(self, own: _Ticket) -> None:
+        """Runs rounds until the own ticket is finished, then hands the lead on."""
+        try:
+            while not own.finished:
+                with self._mutex:
+                    batch = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BATCH))]
+                self._round(batch)
+        finally:
+            with self._mutex:
+                successor = self._queue[0] if self._queue else None
+                self._led = successor is not None
+                if successor is not None:
+                    successor.leads = True
+                    successor.turn.set()
+
+    def _round(self, batch: list[_Ticket]) -> None:
+        """One transaction. Whatever happens, every ticket of the batch is finished afterwards."""
+        try:
+            with sqlite_errors(self._path):
+                self._transaction(batch)
+            for ticket in batch:
+                if ticket.error is None:
+                    ticket.on_commit()
+        except BaseException as error:
+            for ticket in batch:
+                ticket.error = ticket.error or error
+            self._note_io_error(error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            for ticket in batch:
+                ticket.finished = True
+                ticket.turn.set()
+
+    def _transaction(self, batch: list[_Ticket]) -> None:
+        if self._broken is not None:
+            raise self._broken
+        self._set_synchronous(full=any(ticket.durable for ticket in batch))
+        with self._connection.begin():
+            execute = self._connection.exec_driver_sql
+            if len(batch) == 1:
+                batch[0].work(execute)
+            else:
+                for ticket in batch:
+                    self._apart(ticket, execute)
+            faults.hit("ledger.before_commit")
+        faults.hit("ledger.after_commit")
+
+    def _apart(self, ticket: _Ticket, execute: Execute) -> None:
+        """Runs one of several pieces of work so that its own mistake undoes nothing of the others."""
+        execute("SAVEPOINT ticket", {})
+        try:
+            ticket.work(execute)
+        except OperationalError:
+            # The disk's or the file's fault: SQLite may have ended the whole transaction.
+            raise
+        except Exception as error:  # noqa: BLE001 (given to the thread that waits for it)
+            execute("ROLLBACK TO ticket", {})
+            ticket.error = self._translated(error)
+        execute("RELEASE ticket", {})
+
+    def _translated(self, error: Exception) -> BaseException:
+        try:
+            with sqlite_errors(self._path):
+                raise error
+        except Exception as translated:  # noqa: BLE001 (the translation is what is wanted)
+            return translated
+
+    def _set_synchronous(self, *, full: bool) -> None:
+        if full != self._syncs:
+            self._raw.execute(f"PRAGMA synchronous = {'FULL' if full else 'NORMAL'}")
+            self._syncs = full
+
+    def _note_io_error(self, error: BaseException) -> None:
+        # After a failed fsync the kernel may have dropped the pages and would report success the
+        # next time: nothing written through this connection can be believed any more.
+        cause = error.__cause__
+        cause = cause.orig if isinstance(cause, DBAPIError) else cause
+        code = getattr(cause, "sqlite_errorcode", 0)
+        if isinstance(error, LedgerUnwritableError) and code & 0xFF == sqlite3.SQLITE_IOERR:
+            self._broken = error
+
+    def restore_full_sync(self) -> None:
+        """Leaves the connection as it was opened; for the end of the ledger."""
+        self._set_synchronous(full=True)
