@@ -1,0 +1,180 @@
+"""Validation before anything is recorded: may the pod use its claims, and can they be prepared now?
+
+Nothing here changes the ledger for the pod that is refused, so a refused pod owes nothing and can be
+deleted without any driver (kubelet 1.34+, "validation pass").
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from drastate.errors import (
+    ClaimError,
+    ClusterError,
+    DrastateError,
+    DriverNotRegisteredError,
+    PrepareError,
+    UIDMismatchError,
+)
+from drastate.kube.source import ClaimSource
+from drastate.manager import lifecycle, rules
+from drastate.manager.context import Context
+from drastate.manager.unprepare import Unpreparer
+from drastate.model import Claim, ClaimRecord, ClaimUID, DriverName, Operation, Pod, PodUID
+from drastate.reconcile import LivePods
+
+_log = logging.getLogger(__name__)
+
+#: Looks at the live pods, this far apart, that decide whether an older claim's pods are gone.
+_LOOKS = 3
+_LOOK_PAUSE_S = 0.2
+
+
+class Admission:
+    """Decides whether a pod's claims can be prepared."""
+
+    def __init__(self, context: Context, source: ClaimSource, unpreparer: Unpreparer) -> None:
+        self._context = context
+        self._source = source
+        self._unpreparer = unpreparer
+        #: Who is alive; replaced when the manager starts.
+        self.live = LivePods(None)
+
+    def admit(self, pod: Pod) -> list[Claim]:
+        """The pod's claims, each once, in the pod's order.
+
+        Raises:
+            ClaimError: a claim cannot be used (yet).
+            ClusterError: a claim could not be read.
+            DriverNotRegisteredError: a driver that would have to be called is not there.
+            PrepareError: more than one of these.
+        """
+        claims, failures = self._usable(pod)
+        failures += self._missing_drivers(claims)
+        if not failures:
+            failures += self._make_room(pod, claims)
+        if len(failures) == 1:
+            raise failures[0]
+        if failures:
+            raise PrepareError(pod=str(pod), pod_uid=pod.uid, failures=failures)
+        self._warn_of_unknown_requests(pod, claims)
+        return claims
+
+    def _usable(self, pod: Pod) -> tuple[list[Claim], list[DrastateError]]:
+        by_name: dict[str, Claim] = {}
+        failures: list[DrastateError] = []
+        for pod_claim in rules.wanted_claims(pod):
+            try:
+                name = rules.check_resolved(pod, pod_claim)
+                claim = by_name.get(name) or self._source.get_claim(pod.namespace, name)
+                rules.check_usable(
+                    pod, pod_claim, claim, pod_groups=self._context.settings.pod_groups
+                )
+            except (ClaimError, ClusterError) as error:
+                failures.append(error)
+            else:
+                by_name[name] = claim
+        return list(by_name.values()), failures
+
+    def _missing_drivers(self, claims: Sequence[Claim]) -> list[DrastateError]:
+        """An error for each driver that has to be called and is not registered.
+
+        A claim that is prepared needs no driver. (The kubelet asks for it all the same.)
+        """
+        context = self._context
+        failures: list[DrastateError] = []
+        for claim in claims:
+            record = context.ledger.find(claim.ref.uid)
+            for driver, skip in lifecycle.skipped_operations(claim).items():
+                known = record.drivers.get(driver) if record else None
+                if Operation.PREPARE in skip:
+                    continue
+                if not context.needs_prepare(claim.ref.uid, driver, known):
+                    continue
+                if not context.drivers.is_registered(driver):
+                    failures.append(_not_registered(claim, driver, context))
+        return failures
+
+    # --- an older claim of the same name ---
+
+    def _make_room(self, pod: Pod, claims: Sequence[Claim]) -> list[DrastateError]:
+        failures: list[DrastateError] = []
+        for claim in claims:
+            for older in self._context.ledger.named(claim.ref.namespace, claim.ref.name):
+                if older.ref.uid != claim.ref.uid:
+                    error = self._evict(pod, claim, older)
+                    failures += [error] if error else []
+        return failures
+
+    def _evict(self, pod: Pod, claim: Claim, older: ClaimRecord) -> DrastateError | None:
+        """Unprepares an older claim of the same name when its pods are gone; why not, otherwise.
+
+        Source: k8s #131617 (identity by name); ours goes on where the kubelet waits.
+        """
+        holders = {holder.uid for holder in older.active_pods}
+        if holders and not self._are_gone(holders):
+            names = ", ".join(f"{p.namespace}/{p.name} ({p.uid})" for p in older.active_pods)
+            return _mismatch(
+                pod, claim, older.ref.uid, f"is still held by {names}; it has to end first"
+            )
+        errors = self._unpreparer.finish([older.ref.uid], holders).get(older.ref.uid, [])
+        if errors:
+            error = _mismatch(pod, claim, older.ref.uid, f"has to end first: {errors[0].message}")
+            error.__cause__ = errors[0]
+            return error
+        return None
+
+    def _are_gone(self, pods: set[PodUID]) -> bool:
+        clock = self._context.clock
+        for look in range(_LOOKS):
+            if look:
+                clock.sleep(_LOOK_PAUSE_S)
+            if pods <= self.live.gone(self._context.ledger.pods()):
+                return True
+            if not self.live.suspects(pods):
+                return False
+        return False
+
+    # --- mistakes that the kubelet passes over in silence ---
+
+    def _warn_of_unknown_requests(self, pod: Pod, claims: Sequence[Claim]) -> None:
+        """A container that names a request the allocation lacks would start without devices."""
+        if self._context.ledger.holds(pod.uid):
+            return
+        by_name = {claim.ref.name: claim for claim in claims}
+        for container, claim_name, request in rules.named_requests(pod):
+            claim = by_name.get(claim_name)
+            if claim is None or rules.allocates(claim, request):
+                continue
+            _log.warning(
+                "a container names a request that its claim's allocation lacks; it gets no device",
+                extra={
+                    "pod": str(pod),
+                    "pod_uid": pod.uid,
+                    "container": container,
+                    "claim": str(claim.ref),
+                    "claim_uid": claim.ref.uid,
+                    "request": request,
+                },
+            )
+
+
+def _not_registered(claim: Claim, driver: DriverName, context: Context) -> DriverNotRegisteredError:
+    return DriverNotRegisteredError(
+        f"ResourceClaim {claim.ref} needs driver {driver}: {context.drivers.explain(driver)}",
+        driver=driver,
+        claim=str(claim.ref),
+        claim_uid=claim.ref.uid,
+    )
+
+
+def _mismatch(pod: Pod, claim: Claim, held_uid: ClaimUID, why: str) -> UIDMismatchError:
+    return UIDMismatchError(
+        f"ResourceClaim {claim.ref} was re-created as {claim.ref.uid}, but the older one"
+        f" ({held_uid}) {why}",
+        claim=str(claim.ref),
+        held_uid=held_uid,
+        claim_uid=claim.ref.uid,
+        pod_uid=pod.uid,
+    )
