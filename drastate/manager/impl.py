@@ -62,6 +62,7 @@ class ManagerImpl:
         *,
         state_dir: str | Path | None = None,
         plugins_registry: str | Path = KUBELET_PLUGINS_REGISTRY,
+        endpoint_root: str | Path | None = None,
         node_name: str = "",
         settings: Settings | None = None,
         ledger: Ledger | None = None,
@@ -75,8 +76,9 @@ class ManagerImpl:
                 of the API objects made from it, a folder of manifests (path or `ManifestFolder`),
                 or any object with ``get_claim(namespace, name)``.
             state_dir: folder of the ledger; made (mode 0700) when it is missing.
-            plugins_registry: folder of the registration sockets; it must exist. Drivers' endpoints
-                must lie under its parent, as in the kubelet's layout.
+            plugins_registry: folder of the registration sockets; it must exist.
+            endpoint_root: folder that every driver's endpoint must lie under; None: the parent of
+                ``plugins_registry``, as in the kubelet's layout.
             node_name: recorded in a new ledger, for people.
             settings: see `Settings`.
             ledger: an open ledger instead of the one in ``state_dir``.
@@ -93,7 +95,7 @@ class ManagerImpl:
         self._clock = clock or SystemClock()
         self._settings = settings or Settings()
         source = as_claim_source(kube_client)
-        self._drivers = drivers or self._make_drivers(Path(plugins_registry))
+        self._drivers = drivers or self._make_drivers(plugins_registry, endpoint_root)
         self._ledger = ledger or self._open_ledger(state_dir, node_name)
         # Kept: this one method is called for every pod status, so it must stay a look-up.
         self._holds = self._ledger.holds
@@ -115,11 +117,16 @@ class ManagerImpl:
         self._operations = 0
         self._state = "new"
 
-    def _make_drivers(self, registry: Path) -> Drivers:
+    def _make_drivers(self, registry: str | Path, endpoint_root: str | Path | None) -> Drivers:
         # grpc is loaded by who calls drivers, not by who imports the package.
         from drastate.drivers.client import DriverClient  # noqa: PLC0415
 
-        return DriverClient(registry, settings=self._settings, clock=self._clock)
+        return DriverClient(
+            Path(registry),
+            endpoint_root=None if endpoint_root is None else Path(endpoint_root),
+            settings=self._settings,
+            clock=self._clock,
+        )
 
     def _open_ledger(self, state_dir: str | Path | None, node_name: str) -> Ledger:
         if state_dir is None:
@@ -162,7 +169,10 @@ class ManagerImpl:
         self._live = LivePods(active_pods)
         self._admission.live = self._live
         self._reconciler = Reconciler(
-            _Target(self._context, self._unpreparer), self._live, settings=self._settings, clock=self._clock
+            _Target(self._context, self._unpreparer),
+            self._live,
+            settings=self._settings,
+            clock=self._clock,
         )
         self._drivers.on_registered(self._reconciler.driver_registered)
         self._drivers.start()
@@ -310,6 +320,13 @@ class ManagerImpl:
         Source: kubelet ``Manager.PodMightNeedToUnprepareResources``.
         """
         return self._holds(uid)  # type: ignore[arg-type]
+
+    def on_driver_registered(self, callback: Callable[[DriverName], None]) -> None:
+        """Has ``callback`` called, from a thread of ours, whenever a driver becomes usable (again).
+
+        An agent that retries pods with growing pauses ends the pause there. Call it before `start`.
+        """
+        self._drivers.on_registered(callback)
 
     def reconcile(self) -> None:
         """One run of the reconcile loop, now; returns when the drivers asked have answered.

@@ -39,8 +39,9 @@ def check_resolved(pod: Pod, pod_claim: PodClaim) -> str:
         ClaimNotCreatedError: the pod's status does not tell it (yet).
     """
     if pod_claim.unresolved is not None or pod_claim.claim_name is None:
+        why = pod_claim.unresolved or "it names no ResourceClaim"
         raise ClaimNotCreatedError(
-            pod_claim.unresolved or f"pod {pod}: pod claim {pod_claim.name} names no ResourceClaim",
+            f"pod {pod}, claim {pod_claim.name} of spec.resourceClaims: {why}",
             claim=f"{pod.namespace}/?",
             pod_uid=pod.uid,
         )
