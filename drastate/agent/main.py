@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,10 @@ from typing import Literal
 
 from drastate.agent import logs
 from drastate.agent.device_files import DeviceFiles
+from drastate.agent.folder import WatchedFolder
 from drastate.agent.loop import ManifestAgent
 from drastate.clock import SystemClock
 from drastate.config import Settings
-from drastate.kube.manifests import ManifestFolder
 from drastate.manager.impl import ManagerImpl
 
 _log = logging.getLogger(__name__)
@@ -51,25 +50,22 @@ def run_agent(options: AgentOptions) -> None:
     """
     logs.set_up(options.log_format, options.log_level)
     clock = SystemClock()
-    folder = ManifestFolder(options.manifests)
-    with (
-        _stop_signals() as stop,
-        ManagerImpl(
-            folder,
-            state_dir=options.state_dir,
-            plugins_registry=options.plugins_registry,
-            endpoint_root=options.endpoint_root,
-            node_name=options.node_name,
-            settings=options.settings,
-            clock=clock,
-        ) as manager,
-    ):
+    folder = WatchedFolder(options.manifests)
+    with ManagerImpl(
+        folder,
+        state_dir=options.state_dir,
+        plugins_registry=options.plugins_registry,
+        endpoint_root=options.endpoint_root,
+        node_name=options.node_name,
+        settings=options.settings,
+        clock=clock,
+    ) as manager:
         files = DeviceFiles(options.state_dir / DEVICE_FILES, clock.boot_id())
         agent = ManifestAgent(
             manager, folder, files, clock=clock, scan_interval_s=options.scan_interval_s
         )
         manager.on_driver_registered(agent.driver_registered)
-        manager.start(agent.active_pods)
+        manager.start(folder.active_pods)
         _log.info(
             "the agent is ready",
             extra={
@@ -79,24 +75,24 @@ def run_agent(options: AgentOptions) -> None:
                 "plugins_registry": str(options.plugins_registry),
             },
         )
-        agent.run(stop)
+        with _stopped_by_signals(agent.stop):
+            agent.run()
         _log.info("the agent stops")
     _log.info("the agent has stopped; what is prepared stays prepared")
 
 
 @contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set; a second signal acts as if nobody listened."""
-    stop = threading.Event()
+def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """SIGTERM and SIGINT call ``stop``; a second signal acts as if nobody listened."""
     signals = (signal.SIGTERM, signal.SIGINT)
 
     def handle(number: int, _: FrameType | None) -> None:
-        stop.set()
+        stop()
         signal.signal(number, signal.SIG_DFL)
 
     before = {number: signal.signal(number, handle) for number in signals}
     try:
-        yield stop
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

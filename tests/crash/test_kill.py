@@ -178,8 +178,18 @@ def test_the_environment_arms_a_point(make_node: Callable[[], Node]) -> None:
     node = make_node()
     environment = {**os.environ, faults.ENVIRONMENT_VARIABLE: "ledger.before_commit:1"}
     done = subprocess.run(
-        [sys.executable, "-m", "drastate", "unprepare", "--pod", POD,
-         "--state-dir", node.root / "state", "--plugins-registry", node.root / "plugins_registry"],
+        [
+            sys.executable,
+            "-m",
+            "drastate",
+            "unprepare",
+            "--pod",
+            POD,
+            "--state-dir",
+            node.root / "state",
+            "--plugins-registry",
+            node.root / "plugins_registry",
+        ],
         env=environment,
         capture_output=True,
         timeout=60,
