@@ -28,7 +28,7 @@ class Settings:
         retry_max_s: longest pause between such retries.
         registration_timeout_s: time for one step of the registration handshake. The kubelet gives 10 s to
             connect, 1 s to GetInfo and 5 s to NotifyRegistrationStatus; 5 for each step is between.
-        registry_poll_s: how often the registry folder is looked at. One stat call per look; a quarter second
+        registry_poll_s: how often the registry folder is looked at. One stat call per look; half a second
             keeps a driver's restart under the second that its author expects.
         first_look_s: how long the first prepare waits for the plugins that were there at start to register.
         reconcile_period_s: pause between two reconcile runs. 60 is the kubelet's.
@@ -49,7 +49,7 @@ class Settings:
     retry_initial_s: float = 0.2
     retry_max_s: float = 5.0
     registration_timeout_s: float = 5.0
-    registry_poll_s: float = 0.25
+    registry_poll_s: float = 0.5
     first_look_s: float = 3.0
     reconcile_period_s: float = 60.0
     confirm_gone_s: float = 5.0

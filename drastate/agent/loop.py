@@ -31,9 +31,9 @@ _PAUSE_MAX_S = 60.0
 #: Pods of the same drivers that are worked on at once. Arbitrary. Pods of other drivers are not
 #: counted, so that a driver that hangs never uses up their turns.
 _AT_ONCE = 16
-#: The pause after a look is at least so many times what the look took: a fifth of a percent of a
-#: core. It shows from some hundred files on: 1,000 of them are looked at every three seconds.
-_REST = 500.0
+#: The pause after a look is at least so many times what the look took: a tenth of a percent of a
+#: core. It shows from some 200 files on: 1,000 of them are looked at every five seconds.
+_REST = 1000.0
 #: But no more than this: on a busy machine a look takes long without using much.
 _REST_MAX_S = 5.0
 

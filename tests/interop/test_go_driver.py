@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from drastate.errors import DriverRefusedError
+from drastate.errors import DriverRefusedError, DriverUnavailableError
 
 pytestmark = pytest.mark.interop
 
@@ -109,20 +108,20 @@ def test_driver_restart(node, manager, how):
 
 
 def test_prepare_while_a_crashed_driver_comes_back(node, manager):
-    """A prepare that meets the sockets of a crashed driver succeeds once the driver is back."""
+    """C43: a prepare that meets a crashed driver's sockets fails fast, and works once it is back."""
     driver = node.start_driver("before")
     driver.wait_registered()
+    before = await_calls_to("before", node, manager)
     driver.kill()
     claim = node.add_claim("train", pods=("trainer",))
     pod = node.add_pod("trainer", "train")
 
-    with ThreadPoolExecutor(1) as agent:
-        answer = agent.submit(manager.prepare_resources, pod, "main")
-        with pytest.raises(TimeoutError):
-            answer.result(timeout=0.5)
-        node.start_driver("after")
-        assert answer.result(timeout=30).cdi_devices == (cdi_id(claim),)
-    assert {call.instance for call in node.calls(PREPARE)} == {"after"}
+    with pytest.raises(DriverUnavailableError, match="disconnected"):
+        manager.prepare_resources(pod, "main")
+    assert len(node.calls()) == before
+    node.start_driver("after").wait_registered()
+    assert manager.prepare_resources(pod, "main").cdi_devices == (cdi_id(claim),)
+    assert {call.instance for call in node.calls()[before:]} == {"after"}
 
 
 def test_rolling_update_uses_the_newer_instance(node, manager):
