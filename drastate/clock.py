@@ -31,7 +31,7 @@ class Clock(Protocol):
         """A random number between ``low`` and ``high``."""
 
     def boot_id(self) -> str | None:
-        """Names the boot the machine is in; None when that cannot be told (take it for a new one)."""
+        """Names the boot the machine is in; None when it cannot be told (take it for a new one)."""
 
 
 class SystemClock:

@@ -8,10 +8,12 @@ from typing import Literal
 
 from drastate.errors import UsageError
 
-#: Where the kubelet's drivers put their registration sockets, unless a driver was built for another root.
+#: Where the kubelet's drivers put their registration sockets, unless a driver was built for another
+#: root.
 KUBELET_PLUGINS_REGISTRY = Path("/var/lib/kubelet/plugins_registry")
 
-#: Root that every plugin endpoint must lie under by default: the kubelet's own root folder. Source: k8s #140837.
+#: Root that every plugin endpoint must lie under by default: the kubelet's own root folder. Source:
+#: k8s #140837.
 KUBELET_ROOT = Path("/var/lib/kubelet")
 
 
@@ -20,24 +22,29 @@ class Settings:
     """How a manager behaves. Immutable; every field has a default that suits a node.
 
     Attributes:
-        call_timeout_s: total time for one driver call with all its retries. 45 is the kubelet's deadline
-            (``defaultClientCallTimeout``); a driver built for the kubelet may count on it. Lower: slow drivers
-            fail first. Higher: a hanging driver holds its own pods for longer.
-        retry_initial_s: pause before the first retry of a call that got no answer. Arbitrary; a driver that
-            restarts is usually back within a second.
+        call_timeout_s: total time for one driver call with all its retries. 45 is the kubelet's
+            deadline (``defaultClientCallTimeout``); a driver built for the kubelet may count on it.
+            Lower: slow drivers fail first. Higher: a hanging driver holds its own pods for longer.
+        retry_initial_s: pause before the first retry of a call that got no answer. Arbitrary; a
+            driver that restarts is usually back within a second.
         retry_max_s: longest pause between such retries.
-        registration_timeout_s: time for one step of the registration handshake. The kubelet gives 10 s to
-            connect, 1 s to GetInfo and 5 s to NotifyRegistrationStatus; 5 for each step is between.
-        registry_poll_s: how often the registry folder is looked at. One stat call per look; half a second
-            keeps a driver's restart under the second that its author expects.
-        first_look_s: how long the first prepare waits for the plugins that were there at start to register.
+        registration_timeout_s: time for one step of the registration handshake. The kubelet gives
+            10 s to connect, 1 s to GetInfo and 5 s to NotifyRegistrationStatus; 5 for each step is
+            between.
+        registry_poll_s: how often the registry folder is looked at. One stat call per look; half a
+            second keeps a driver's restart under the second that its author expects.
+        first_look_s: how long the first prepare waits for the plugins that were there at start to
+            register.
         reconcile_period_s: pause between two reconcile runs. 60 is the kubelet's.
-        confirm_gone_s: pause before a snapshot in which a pod is missing is checked by a second one.
-        retry_owed_max_s: longest pause between two attempts at an unprepare that keeps failing; never given up.
-        late_effect_guard_s: after an unprepare of a prepare that got no answer, the time until the second,
-            final confirmation is asked for. More than `call_timeout_s`, so that the lost call has ended.
-        reprepare: when a prepared claim is prepared again at its next use. "restart": once in each process, as
-            the kubelet does; "boot": only after a reboot. Source: DESIGN, k8s #119850.
+        confirm_gone_s: pause before a snapshot in which a pod is missing is checked by a second
+            one.
+        retry_owed_max_s: longest pause between two attempts at an unprepare that keeps failing;
+            never given up.
+        late_effect_guard_s: after an unprepare of a prepare that got no answer, the time until the
+            second, final confirmation is asked for. More than `call_timeout_s`, so that the lost
+            call has ended.
+        reprepare: when a prepared claim is prepared again at its next use. "restart": once in each
+            process, as the kubelet does; "boot": only after a reboot. Source: DESIGN, k8s #119850.
         pod_groups: accept claims that are reserved for, or owned by, the pod's PodGroup (KEP 5729).
         busy_timeout_ms: how long a ledger write waits for a foreign process that locks the file.
         tombstone_days: how long an unprepared claim stays in the ledger as history.

@@ -34,8 +34,9 @@
         UnprepareError
       InternalError                   a bug of ours: report it
 
-Two class attributes answer the questions that callers ask of an error. ``retryable``: can the same call
-succeed later without anybody changing its arguments? ``exit_code``: what the command line returns for it.
+Two class attributes answer the questions that callers ask of an error. ``retryable``: can the same
+call succeed later without anybody changing its arguments? ``exit_code``: what the command line
+returns for it.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class DrastateError(Exception):
     """The root of the tree; catch it to catch everything that drastate raises on purpose.
 
     Attributes:
-        succeeded: claims ("namespace/name") of the same pod that did succeed although this error was raised;
-            their success is durable and a retry does not repeat it.
+        succeeded: claims ("namespace/name") of the same pod that did succeed although this error
+            was raised; their success is durable and a retry does not repeat it.
     """
 
     retryable: ClassVar[bool] = False
@@ -67,7 +68,7 @@ class DrastateError(Exception):
 
     @property
     def can_retry(self) -> bool:
-        """Whether the same call may succeed later; for several failures, whether that holds for all."""
+        """Whether the same call may succeed later; of several failures, whether each may heal."""
         return all(type(failure).retryable for failure in self.failures)
 
     def __str__(self) -> str:
@@ -76,7 +77,7 @@ class DrastateError(Exception):
         return f"{self.message} (done all the same: {', '.join(self.succeeded)})"
 
 
-# --- the caller's arguments -------------------------------------------------------------------------------------
+# --- the caller's arguments -----------------------------------------------------------------------
 
 
 class UsageError(DrastateError, ValueError):
@@ -105,7 +106,7 @@ class ManagerClosedError(UsageError):
     """A manager was used after `close()`, or before `start()`."""
 
 
-# --- ResourceClaims ---------------------------------------------------------------------------------------------
+# --- ResourceClaims -------------------------------------------------------------------------------
 
 
 class ClaimError(DrastateError):
@@ -167,14 +168,14 @@ class UIDMismatchError(ClaimError):
 
 
 class ClaimBusyError(ClaimError):
-    """The claim is being unprepared for the pod before; it can be prepared again once that is confirmed."""
+    """The claim is being unprepared for the pod before, or another call for it is in flight."""
 
 
 class NotPreparedError(ClaimError):
-    """Devices of a claim were asked for, but the claim is not prepared (for this pod, since this boot)."""
+    """Devices were asked for of a claim that is not prepared (for this pod, since this boot)."""
 
 
-# --- DRA drivers ------------------------------------------------------------------------------------------------
+# --- DRA drivers ----------------------------------------------------------------------------------
 
 
 class DriverError(DrastateError):
@@ -210,10 +211,13 @@ class DriverNotRegisteredError(DriverError):
 
 
 class DriverUnavailableError(DriverError):
-    """The call got no answer: connection down, deadline passed, cancelled. Whether it had effects is unknown.
+    """The call got no answer: connection down, deadline passed, cancelled.
+
+    Whether it had effects is unknown, unless ``code`` is None.
 
     Attributes:
-        code: name of the gRPC status code, such as "UNAVAILABLE"; None when no call was made at all.
+        code: name of the gRPC status code, such as "UNAVAILABLE"; None when no call was made at
+            all.
     """
 
     def __init__(
@@ -256,10 +260,10 @@ class DriverRefusedError(DriverError):
 
 
 class DriverProtocolError(DriverError):
-    """The answer breaks the DRAPlugin protocol: a claim left out, a malformed CDI device ID, no pool or device name."""
+    """The answer breaks the DRAPlugin protocol: a claim left out, a malformed CDI device ID."""
 
 
-# --- the ledger -------------------------------------------------------------------------------------------------
+# --- the ledger -----------------------------------------------------------------------------------
 
 
 class LedgerError(DrastateError):
@@ -289,13 +293,13 @@ class LedgerBusyError(LedgerError):
 
 
 class LedgerUnwritableError(LedgerError):
-    """The ledger cannot be written: disk full, read-only, I/O error, permissions. Nothing was changed."""
+    """The ledger cannot be written: disk full, read-only, I/O error. Nothing was changed."""
 
     retryable: ClassVar[bool] = True
 
 
 class LedgerNeedsUpgradeError(LedgerError):
-    """The ledger has an older schema and was opened for reading only, so it cannot be upgraded in place."""
+    """The ledger has an older schema, and was opened for reading, so it cannot be upgraded."""
 
 
 class LedgerTooNewError(LedgerError):
@@ -310,11 +314,11 @@ class LedgerCorruptError(LedgerError):
     exit_code: ClassVar[int] = 3
 
 
-# --- where claims come from -------------------------------------------------------------------------------------
+# --- where claims come from -----------------------------------------------------------------------
 
 
 class ClusterError(DrastateError):
-    """The source of ResourceClaims (API server or folder of manifests) did not give what was asked for."""
+    """The source of ResourceClaims (API server or folder) did not give what was asked for."""
 
     retryable: ClassVar[bool] = True
 
@@ -331,7 +335,7 @@ class ClusterUnavailableError(ClusterError):
     """The API server cannot be reached, or answers with an error of its own."""
 
 
-# --- several at once --------------------------------------------------------------------------------------------
+# --- several at once ------------------------------------------------------------------------------
 
 
 class PodResourcesError(DrastateError):

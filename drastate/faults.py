@@ -1,7 +1,8 @@
 """Named crash points. They do nothing unless a test arms them.
 
-A crash point is a place where the death of the process must be survivable; `tests/crash` kills the process at each
-of them and checks what the next process does. `hit` is one dictionary look-up while nothing is armed.
+A crash point is a place where the death of the process must be survivable; `tests/crash` kills the
+process at each of them and checks what the next process does. `hit` is one dictionary look-up while
+nothing is armed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ POINTS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-#: Arms one point in a child process: ``name`` or ``name:N`` (die at the N-th hit). Read by the command line alone.
+#: Arms one point in a child process: ``name`` or ``name:N`` (die at the N-th hit). Read by the
+#: command line alone.
 ENVIRONMENT_VARIABLE = "DRASTATE_CRASH_AT"
 
 _armed: dict[str, Callable[[], None]] = {}

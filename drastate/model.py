@@ -1,7 +1,8 @@
 """Frozen values that travel between the rooms. No I/O here, and no clock.
 
-The words are the field's: a *claim* is a ResourceClaim object; a *pod claim* is an entry of ``spec.resourceClaims``
-and names a claim; a *driver* is a name; a *plugin* is one registered endpoint of it.
+The words are the field's: a *claim* is a ResourceClaim object; a *pod claim* is an entry of
+``spec.resourceClaims`` and names a claim; a *driver* is a name; a *plugin* is one registered
+endpoint of it.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ _NO_ANNOTATIONS: Mapping[str, str] = MappingProxyType({})
 
 
 class Operation(enum.StrEnum):
-    """The two calls of the DRAPlugin service, by their wire names (also what metrics and skipNodeOperations use)."""
+    """The two calls of the DRAPlugin service, by the names that skipNodeOperations uses too."""
 
     PREPARE = "NodePrepareResources"
     UNPREPARE = "NodeUnprepareResources"
 
 
-# --- pods, as far as DRA reads them -----------------------------------------------------------------------------
+# --- pods, as far as DRA reads them ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,10 @@ class PodClaim:
 
     Attributes:
         name: the entry's own name, which containers refer to.
-        claim_name: name of the ResourceClaim in the pod's namespace. None: the status says that this entry needs
-            no claim (a null resourceClaimName), so there is nothing to do for it.
-        from_template: made from a ResourceClaimTemplate, so the pod (or its PodGroup) must own the claim.
+        claim_name: name of the ResourceClaim in the pod's namespace. None: the status says that
+            this entry needs no claim (a null resourceClaimName), so there is nothing to do for it.
+        from_template: made from a ResourceClaimTemplate, so the pod (or its PodGroup) must own the
+            claim.
         unresolved: why ``claim_name`` could not be resolved; None when it could.
     """
 
@@ -63,8 +65,8 @@ class Container:
     Attributes:
         name: unique among all containers of the pod, init and ephemeral ones included.
         requests: its ``resources.claims`` in order.
-        extended: names of requests of the pod's extended-resource claim that back this container's extended
-            resources, from ``status.extendedResourceClaimStatus.requestMappings``.
+        extended: names of requests of the pod's extended-resource claim that back this container's
+            extended resources, from ``status.extendedResourceClaimStatus.requestMappings``.
     """
 
     name: str
@@ -82,7 +84,8 @@ class Pod:
         name: metadata.name.
         claims: the pod's claims in spec order.
         containers: init, regular and ephemeral containers, in this order.
-        extended_claim: name of the claim the scheduler made for extended resources (KEP 5004), or None.
+        extended_claim: name of the claim the scheduler made for extended resources (KEP 5004), or
+            None.
         pod_group: ``spec.schedulingGroup.podGroupName``, or None.
     """
 
@@ -98,7 +101,7 @@ class Pod:
         return f"{self.namespace}/{self.name}"
 
 
-# --- ResourceClaims ---------------------------------------------------------------------------------------------
+# --- ResourceClaims -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,8 @@ class AllocatedDevice:
         driver: DRA driver name.
         pool: pool name.
         device: device name.
-        request: "request", or "request/subrequest" when a prioritized list was allocated (KEP 4816).
+        request: "request", or "request/subrequest" when a prioritized list was allocated (KEP
+            4816).
         share_id: for a device that several claims share (KEP 5075), else None.
         admin_access: KEP 5018.
         skip: node operations this result needs no call for (KEP 5945); "*" is stored as both.
@@ -173,7 +177,7 @@ class Claim:
     allocation: tuple[AllocatedDevice, ...] | None = None
 
 
-# --- what drivers answer ----------------------------------------------------------------------------------------
+# --- what drivers answer --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +205,11 @@ class CallResult:
 
     Attributes:
         error: None on success.
-        devices: on success of a prepare, the driver's complete answer (it replaces any answer before).
+        devices: on success of a prepare, the driver's complete answer (it replaces any answer
+            before).
         called: False only when it is certain that no request left this process.
-        answered: False when a request left and no answer came back, so that it may still take effect.
+        answered: False when a request left and no answer came back, so that it may still take
+            effect.
     """
 
     error: Exception | None = None
@@ -217,21 +223,22 @@ class ContainerInfo:
     """What the container runtime needs for one container.
 
     Attributes:
-        cdi_devices: fully qualified CDI device names without duplicates, for CRI ``ContainerConfig.CDIDevices``.
-        annotations: the same devices as CDI annotations, key ``cdi.k8s.io/<driver>_<claim UID>``, value the
-            comma-joined names (what kubelets up to 1.30 passed). Drivers whose name is too long for a key are
-            missing here; `cdi_devices` always has everything.
+        cdi_devices: fully qualified CDI device names without duplicates, for CRI
+            ``ContainerConfig.CDIDevices``.
+        annotations: the same devices as CDI annotations, key ``cdi.k8s.io/<driver>_<claim UID>``,
+            value the comma-joined names (what kubelets up to 1.30 passed). Drivers whose name is
+            too long for a key are missing here; `cdi_devices` always has everything.
     """
 
     cdi_devices: tuple[str, ...] = ()
     annotations: Mapping[str, str] = field(default_factory=lambda: _NO_ANNOTATIONS)
 
 
-# --- claims as the ledger knows them ----------------------------------------------------------------------------
+# --- claims as the ledger knows them --------------------------------------------------------------
 
 
 class ClaimState(enum.StrEnum):
-    """The life of a (claim, driver), and derived from its drivers, of a claim. DESIGN: forward only, per epoch."""
+    """The life of a (claim, driver) and, derived from its drivers, of a claim."""
 
     PREPARING = "PREPARING"
     PREPARED = "PREPARED"
@@ -263,11 +270,13 @@ class DriverRecord:
     Attributes:
         state: where it is in its life.
         since: when it entered that state.
-        called: a NodePrepareResources may have left the process since the last confirmed unprepare, so an
-            unprepare is owed.
-        unanswered: one of those calls got no answer (deadline, lost connection, our own death) and none after it
+        called: a NodePrepareResources may have left the process since the last confirmed unprepare,
+            so an unprepare is owed.
+        unanswered: one of those calls got no answer (deadline, lost connection, our own death) and
+            none after it
             did: it may still land, even after an unprepare.
-        attempts: calls of the operation that the state names, in a row without success; 0 after a success.
+        attempts: calls of the operation that the state names, in a row without success; 0 after a
+            success.
         failing_since: first failure of that row.
         last_error: text of the last failure, bounded.
         devices: the driver's last complete answer.
@@ -291,7 +300,7 @@ class DriverRecord:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRecord:
-    """What the ledger knows of one claim. Never changed in place: a new record replaces the old one on commit."""
+    """What the ledger knows of one claim. Never changed in place: a commit replaces it."""
 
     ref: ClaimRef
     created_at: datetime
@@ -319,9 +328,9 @@ class ClaimRecord:
 def derive_status(states: Iterable[ClaimState], *, held: bool) -> ClaimState:
     """The state of a claim whose drivers are in ``states``.
 
-    The least finished driver decides: one that is still unpreparing makes the claim UNPREPARING, one that is not
-    prepared yet makes it PREPARING. A claim without drivers is PREPARED while a pod holds it (kubelet: an allocation
-    without devices is tracked and ends up prepared, with no call).
+    The least finished driver decides: one that is still unpreparing makes the claim UNPREPARING,
+    one that is not prepared yet makes it PREPARING. A claim without drivers is PREPARED while a pod
+    holds it (kubelet: an allocation without devices is tracked and ends up prepared, with no call).
     """
     present = set(states)
     if not present:
@@ -335,7 +344,7 @@ def derive_status(states: Iterable[ClaimState], *, held: bool) -> ClaimState:
     return ClaimState.PREPARING
 
 
-# --- live pods --------------------------------------------------------------------------------------------------
+# --- live pods ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,15 +353,16 @@ class PodSnapshot:
 
     Attributes:
         uids: UIDs of all live pods.
-        complete: the source vouches that no live pod is missing. Only a complete snapshot can ever show that a
-            pod is gone; after a failed, truncated or undecodable listing it must be False.
+        complete: the source vouches that no live pod is missing. Only a complete snapshot can ever
+            show that a pod is gone; after a failed, truncated or undecodable listing it must be
+            False.
     """
 
     uids: Collection[PodUID]
     complete: bool
 
 
-# --- history ------------------------------------------------------------------------------------
+# --- history --------------------------------------------------------------------------------------
 
 
 class EventKind(enum.StrEnum):

@@ -32,7 +32,8 @@ _AGREE_EMPTY = 3
 class LivePods:
     """Which pods are gone for certain.
 
-    Source: DESIGN, "Live pods"; k8s clients that answered a failed listing with an empty list (C113).
+    Source: DESIGN, "Live pods"; k8s clients that answered a failed listing with an empty list
+        (C113).
     """
 
     def __init__(self, source: Callable[[], PodSnapshot] | None) -> None:
@@ -194,7 +195,7 @@ class Reconciler:
                     self._ask_drivers(wait=False)
             except DrastateError as error:
                 _log.warning("reconcile did not finish, will retry", extra={"error": str(error)})
-            except Exception:
+            except Exception:  # noqa: BLE001 (told, and tried again; the loop must live)
                 _log.exception("reconcile failed, will retry; please report this")
             next_time = min(self._next_look, self._next_due)
             self._clock.wait(self._wake, max(_MIN_PAUSE_S, next_time - self._clock.monotonic()))
@@ -257,7 +258,7 @@ class Reconciler:
                 "claims could not be settled, will retry",
                 extra={"driver": driver, "error": str(error)},
             )
-        except Exception:
+        except Exception:  # noqa: BLE001 (likewise)
             failed = uids
             _log.exception("settling claims failed; please report this", extra={"driver": driver})
         finally:

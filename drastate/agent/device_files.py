@@ -122,7 +122,8 @@ class DeviceFiles:
             raise self._unwritable(error) from error
 
     def _path(self, pod_uid: PodUID) -> Path:
-        # A UID is whatever a manifest says: quoted, it names a file in this folder and nowhere else.
+        # A UID is whatever a manifest says: quoted, it names a file in this folder and nowhere
+        # else.
         name = quote(pod_uid, safe="") + _SUFFIX
         if len(name) + len("..partial") > _NAME_MAX:
             raise InvalidPodError(f"pod UID {pod_uid[:40]}… is too long to name a file; shorten it")

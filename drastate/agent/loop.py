@@ -188,7 +188,7 @@ class ManifestAgent:
             prepared = job()
         except DrastateError as error:
             self._failed(uid, str(error), "a pod's resources are not ready, will retry")
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (told, and tried again; the loop must live)
             _log.exception("a pod could not be handled, please report this", extra={"pod_uid": uid})
             self._failed(uid, repr(error), "a pod could not be handled, will retry")
         else:

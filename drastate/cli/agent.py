@@ -103,11 +103,12 @@ def agent(  # noqa: PLR0917 (click names them)
     log_format: Literal["text", "json"],
     log_level: str,
 ) -> None:
-    """Run the node agent over a folder of manifests.
+    r"""Run the node agent over a folder of manifests.
 
     Each Pod in the folder has its ResourceClaims prepared through the DRA drivers of this node; for
-    each, STATE_DIR/pods/UID.json tells the container runtime which CDI devices to inject. A Pod that
-    is removed from the folder is unprepared. Pods need a metadata.uid, claims a status.allocation.
+    each, STATE_DIR/pods/UID.json tells the container runtime which CDI devices to inject. A Pod
+    that is removed from the folder is unprepared. Pods need a metadata.uid, claims a
+    status.allocation.
 
     \b
     Example:

@@ -202,7 +202,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 @contextmanager
 def _make_node(*, keep: bool) -> Iterator[_Node]:
     # A short path: a unix socket's name has 107 bytes at most.
-    root = Path(tempfile.mkdtemp(prefix="drastate-demo-", dir="/tmp"))  # noqa: S108
+    root = Path(tempfile.mkdtemp(prefix="drastate-demo-", dir="/tmp"))
     node = _Node(root)
     try:
         yield node
@@ -276,7 +276,7 @@ def _kill_before_result(story: _Story, node: _Node, agent: subprocess.Popen[byte
     story.check("no devices were announced", node.device_file() is None)
     story.show("drastate claims", node.drastate("claims"))
     story.check("the ledger knew before the call: PREPARING", node.claim_status() == "PREPARING")
-    _wait("the driver finishing on its own", lambda: node.cdi_names())
+    _wait("the driver finishing on its own", node.cdi_names)
     story.check("the driver finished all the same: something is set up and owed", holds=True)
 
 

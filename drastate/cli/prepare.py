@@ -107,7 +107,7 @@ def prepare(  # noqa: PLR0917 (click names them)
     call_timeout_s: float,
     output: Literal["table", "json", "yaml"],
 ) -> None:
-    """Prepare the pods in FILE once, and print the CDI devices of each container.
+    r"""Prepare the pods in FILE once, and print the CDI devices of each container.
 
     What is prepared stays so, in the claim ledger, until `drastate unprepare` (or an agent on the
     same state folder) lets go of it. Repeating the command is harmless.
@@ -180,10 +180,10 @@ def unprepare(  # noqa: PLR0917 (click names them)
     endpoint_root: Path | None,
     call_timeout_s: float,
 ) -> None:
-    """Let go of pods: by FILE, or by UID when there is no file any more.
+    r"""Let go of pods: by FILE, or by UID when there is no file any more.
 
-    A driver is called for each claim that no other pod holds. Only the ledger is read, so the claims
-    need not exist any more. Letting go of a pod that holds nothing is fine.
+    A driver is called for each claim that no other pod holds. Only the ledger is read, so the
+    claims need not exist any more. Letting go of a pod that holds nothing is fine.
 
     \b
     Examples:

@@ -103,8 +103,7 @@ def parse_pod_uid(obj: object) -> PodUID:
     return _uid(root)
 
 
-# --- what was passed
-# --------------------------------------------------------------------------------
+# --- what was passed ------------------------------------------------------------------------------
 
 
 def _fail(subject: str) -> Fail:
@@ -196,8 +195,7 @@ def _checked_uid(field: Field) -> PodUID:
     return PodUID(uid)
 
 
-# --- claims
-# -----------------------------------------------------------------------------------------
+# --- claims ---------------------------------------------------------------------------------------
 
 
 def _claims(spec: Field, status: Field) -> tuple[PodClaim, ...]:
@@ -254,8 +252,7 @@ def _pod_group(spec: Field) -> str | None:
     return group or spec.member("workloadRef").text("podGroup") or None
 
 
-# --- containers
-# -------------------------------------------------------------------------------------
+# --- containers -----------------------------------------------------------------------------------
 
 #: A container with the names of the resources it has a non-zero amount of.
 _Sized = tuple[Container, frozenset[str]]

@@ -16,6 +16,7 @@ from drastate.ledger.claim_rows import load_claims
 from drastate.ledger.filters import ClaimFilter
 from drastate.ledger.query import UNREADABLE, Query, to_instant, to_instant_or_none
 from drastate.ledger.reader import LedgerReader
+from drastate.ledger.tables import metadata
 from drastate.ledger.views import ClaimRow, DriverRow
 from drastate.model import ClaimState, EventKind, derive_status
 
@@ -100,6 +101,14 @@ def _integrity(query: Query) -> Iterator[Finding]:
     for table, _, parent, _ in query.rows("PRAGMA foreign_key_check"):
         text = f"has a row that refers to a row of {parent} that is not there"
         yield Finding(Severity.DAMAGE, f"table {table}", text, _RESTORE)
+
+
+def _schema(query: Query) -> Iterator[Finding]:
+    present = {row[0] for row in query.rows("SELECT name FROM sqlite_master")}
+    for table in metadata.sorted_tables:
+        for name in (table.name, *sorted(str(index.name) for index in table.indexes)):
+            if name not in present:
+                yield Finding(Severity.DAMAGE, "file", f"{name} is missing", _RESTORE)
 
 
 def _ledger_row(query: Query) -> Iterator[Finding]:
@@ -195,6 +204,7 @@ def _stored(instant: Any) -> str:
 
 _PARTS: tuple[Callable[[Query], Iterator[Finding]], ...] = (
     _integrity,
+    _schema,
     _ledger_row,
     _claims,
     _pods,

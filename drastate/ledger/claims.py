@@ -10,7 +10,7 @@ from typing import Self
 from sqlalchemy.engine import Connection, Engine
 
 from drastate.clock import Clock, SystemClock
-from drastate.errors import LedgerCorruptError
+from drastate.errors import LedgerCorruptError, LedgerError
 from drastate.ledger import retention, rows
 from drastate.ledger.commit import Execute, GroupCommit
 from drastate.ledger.engine import WriterLock, open_writer, sqlite_errors
@@ -63,6 +63,9 @@ class ClaimLedger:
             self._commits.run(
                 lambda execute: self._stamp_open(execute, node_name), _nothing, durable=True
             )
+            # Brings the stamp into the main file, where a copy made without the log shows that the
+            # last stop was not the clean one before.
+            self._commits.checkpoint()
         except BaseException:
             if engine is not None:
                 engine.dispose()
@@ -141,6 +144,8 @@ class ClaimLedger:
         Raises:
             LedgerError: nothing was written, and memory shows nothing of it.
         """
+        if self._closed:
+            raise LedgerError(f"claim ledger {self.path} is closed; open it", path=str(self.path))
         now = self._clock.now()
 
         def work(execute: Execute) -> None:

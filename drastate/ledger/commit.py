@@ -63,6 +63,8 @@ class GroupCommit:
         self._led = False
         self._syncs = True
         self._broken: LedgerUnwritableError | None = None
+        # From just before COMMIT until memory shows the result.
+        self._in_doubt = False
 
     def run(
         self, work: Callable[[Execute], None], on_commit: Callable[[], None], *, durable: bool
@@ -83,27 +85,31 @@ class GroupCommit:
             self._queue.append(ticket)
             ticket.leads = not self._led
             self._led = True
-        if not ticket.leads:
-            ticket.turn.wait()
-        if ticket.leads:
-            self._lead(ticket)
-        if ticket.error is not None:
-            raise ticket.error
-
-    def _lead(self, own: _Ticket) -> None:
-        """Runs rounds until the own ticket is finished, then hands the lead on."""
         try:
-            while not own.finished:
+            if not ticket.leads:
+                ticket.turn.wait()
+            while ticket.leads and not ticket.finished:
                 with self._mutex:
                     batch = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BATCH))]
                 self._round(batch)
         finally:
-            with self._mutex:
-                successor = self._queue[0] if self._queue else None
-                self._led = successor is not None
-                if successor is not None:
-                    successor.leads = True
-                    successor.turn.set()
+            # Also when a signal handler raised in here: somebody must lead those who wait.
+            self._leave(ticket)
+        if ticket.error is not None:
+            raise ticket.error
+
+    def _leave(self, ticket: _Ticket) -> None:
+        """Takes a ticket out of the queue, and hands the lead on if its thread has it."""
+        with self._mutex:
+            if not ticket.finished and ticket in self._queue:
+                self._queue.remove(ticket)
+            if not ticket.leads:
+                return
+            successor = self._queue[0] if self._queue else None
+            self._led = successor is not None
+            if successor is not None:
+                successor.leads = True
+                successor.turn.set()
 
     def _round(self, batch: list[_Ticket]) -> None:
         """One transaction. Whatever happens, every ticket of the batch is finished afterwards."""
@@ -113,12 +119,23 @@ class GroupCommit:
             for ticket in batch:
                 if ticket.error is None:
                     ticket.on_commit()
-        except BaseException as error:
+            self._in_doubt = False
+        except Exception as error:  # noqa: BLE001 (given to the threads that wait for it)
             for ticket in batch:
                 ticket.error = ticket.error or error
             self._note_io_error(error)
-            if not isinstance(error, Exception):
-                raise
+        except BaseException:
+            # A signal handler raised in here. If the commit may have gone through, memory and file
+            # may differ: then nobody writes any more, and the next open reads the file.
+            interrupted = LedgerUnwritableError(
+                f"claim ledger {self._path}: a commit was interrupted; try again"
+                + (" in a new process" if self._in_doubt else ""),
+                path=str(self._path),
+            )
+            self._broken = interrupted if self._in_doubt else self._broken
+            for ticket in batch:
+                ticket.error = ticket.error or interrupted
+            raise
         finally:
             for ticket in batch:
                 ticket.finished = True
@@ -127,6 +144,7 @@ class GroupCommit:
     def _transaction(self, batch: list[_Ticket]) -> None:
         if self._broken is not None:
             raise self._broken
+        self._in_doubt = False
         self._set_synchronous(full=any(ticket.durable for ticket in batch))
         with self._connection.begin():
             execute = self._connection.exec_driver_sql
@@ -136,10 +154,11 @@ class GroupCommit:
                 for ticket in batch:
                     self._apart(ticket, execute)
             faults.hit("ledger.before_commit")
+            self._in_doubt = True
         faults.hit("ledger.after_commit")
 
     def _apart(self, ticket: _Ticket, execute: Execute) -> None:
-        """Runs one of several pieces of work so that its own mistake undoes nothing of the others."""
+        """Runs one of several pieces of work so that its mistake undoes nothing of the others."""
         execute("SAVEPOINT ticket", {})
         try:
             ticket.work(execute)
@@ -154,7 +173,7 @@ class GroupCommit:
     def _translated(self, error: Exception) -> BaseException:
         try:
             with sqlite_errors(self._path):
-                raise error
+                raise error  # noqa: TRY301 (raised for the translation)
         except Exception as translated:  # noqa: BLE001 (the translation is what is wanted)
             return translated
 
@@ -172,6 +191,11 @@ class GroupCommit:
         if isinstance(error, LedgerUnwritableError) and code & 0xFF == sqlite3.SQLITE_IOERR:
             self._broken = error
 
-    def restore_full_sync(self) -> None:
-        """Leaves the connection as it was opened; for the end of the ledger."""
-        self._set_synchronous(full=True)
+    def checkpoint(self) -> None:
+        """Moves the log into the database, as far as no reader is in the way; while nobody writes.
+
+        Raises:
+            LedgerError: the file cannot be written.
+        """
+        with sqlite_errors(self._path):
+            self._raw.execute("PRAGMA wal_checkpoint(PASSIVE)")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,8 +57,8 @@ def lock_path(path: Path) -> Path:
 class WriterLock:
     """The right to write one ledger, held until `release` or the death of the process.
 
-    The kernel drops the lock with the process, so a crash leaves nothing to clean up. The file stays:
-    unlinking it would let two processes hold locks on two files of one name.
+    The kernel drops the lock with the process, so a crash leaves nothing to clean up. The file
+    stays: unlinking it would let two processes hold locks on two files of one name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -81,7 +82,7 @@ class WriterLock:
                 path=str(path),
             ) from error
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK))
         except OSError as error:
             holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
             os.close(fd)
@@ -104,19 +105,27 @@ class WriterLock:
 
 
 def is_in_use(path: Path) -> bool:
-    """Whether a manager has the database ``path`` open. Never waits, creates nothing."""
+    """Whether a manager has the database ``path`` open. Never waits, creates and locks nothing."""
     try:
         fd = os.open(lock_path(path), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    else:
-        return False
+        found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _flock(fcntl.F_RDLCK))
     finally:
         os.close(fd)
+    lock_type: int = _FLOCK.unpack(found)[0]
+    return lock_type != fcntl.F_UNLCK
+
+
+#: C's ``struct flock``: type, whence, start, length (0: to the end), pid (0, as OFD locks demand).
+_FLOCK = struct.Struct("@hhqqi0q")
+
+
+def _flock(lock_type: int) -> bytes:
+    # An open-file-description lock: it goes with the last descriptor, and, unlike flock, it can be
+    # asked about without being taken, so a reader never keeps a manager out.
+    return _FLOCK.pack(lock_type, os.SEEK_SET, 0, 0, 0)
 
 
 @contextmanager
@@ -184,7 +193,8 @@ def open_writer(path: Path, *, busy_timeout_ms: int) -> tuple[Engine, Connection
         creator=lambda: _connect_writer(path, busy_timeout_ms),
     )
     # SQLite takes the write lock at BEGIN and not at the first write: a transaction that reads
-    # first could not be upgraded, and would fail at once whatever the busy timeout (SQLITE_BUSY_SNAPSHOT).
+    # first could not be upgraded, and would fail at once whatever the busy timeout
+    # (SQLITE_BUSY_SNAPSHOT).
     event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
     with sqlite_errors(path):
         try:
@@ -212,7 +222,8 @@ def _create_private(path: Path) -> None:
 def _connect_writer(path: Path, busy_timeout_ms: int) -> sqlite3.Connection:
     connection = sqlite3.connect(
         path,
-        # Python's own transaction handling commits DDL at once and begins too late; ours is explicit.
+        # Python's own transaction handling commits DDL at once and begins too late; ours is
+        # explicit.
         isolation_level=None,
         # The commit leader can be any thread; the leader's turn is exclusive.
         check_same_thread=False,
@@ -223,7 +234,7 @@ def _connect_writer(path: Path, busy_timeout_ms: int) -> sqlite3.Connection:
     try:
         mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         if mode != "wal":
-            raise LedgerUnwritableError(
+            raise LedgerUnwritableError(  # noqa: TRY301 (the connection is closed below)
                 f"claim ledger {path}: the file system does not allow write-ahead logging"
                 f" (journal mode is {mode}); put the state folder on a local disk",
                 path=str(path),

@@ -1,4 +1,4 @@
-"""The claims that are held or owed, in memory: an image of what the file says, and of nothing else."""
+"""The claims that are held or owed, in memory: an image of the file, and of nothing else."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ClaimIndex:
         return self._by_uid.get(uid)
 
     def named(self, namespace: str, name: str) -> tuple[ClaimRecord, ...]:
-        """The records of that name: more than one when a claim was re-created while the old is held."""
+        """The records of that name: several when a claim was re-created while the old is held."""
         return self._records(self._by_name.get((namespace, name), ()))
 
     def of_pod(self, pod_uid: PodUID) -> tuple[ClaimRecord, ...]:

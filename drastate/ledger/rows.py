@@ -46,6 +46,11 @@ def to_instant(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
+def _printable(text: str | None) -> str | None:
+    """Free text that UTF-8 can hold: a lone surrogate (from a file name, say) is spelled out."""
+    return text and text.encode("utf-8", "backslashreplace").decode()
+
+
 # --- statements, compiled once --------------------------------------------------------------------
 
 
@@ -66,7 +71,8 @@ def _values(*names: str) -> dict[str, Any]:
 
 @_compiled
 def _upsert_claim() -> Executable:
-    # A claim that is new to memory may be known to the file: as a tombstone, whose next epoch this is.
+    # A claim that is new to memory may be known to the file: as a tombstone, whose next epoch this
+    # is.
     columns = _values("namespace", "name", "status", "created_at", "changed_at")
     statement = insert(t.claims).values(uid=bindparam("uid"), epoch=literal_column("1"), **columns)
     return statement.on_conflict_do_update(
@@ -217,7 +223,7 @@ def _write_driver(
             "unanswered": int(new.unanswered),
             "attempts": new.attempts,
             "failing_since": to_text(new.failing_since) if new.failing_since else None,
-            "last_error": new.last_error,
+            "last_error": _printable(new.last_error),
             "boot_id": new.boot_id,
             "skip_prepare": int(Operation.PREPARE in new.skip),
             "skip_unprepare": int(Operation.UNPREPARE in new.skip),
@@ -279,14 +285,16 @@ def write_event(execute: Execute, event: Event) -> None:
             "driver": event.driver,
             "attempt": event.attempt,
             "duration_ms": event.duration_ms,
-            "detail": event.detail,
+            "detail": _printable(event.detail),
         },
     )
 
 
 # --- rows to records ------------------------------------------------------------------------------
 
-_UNSETTLED = "claim_uid IN (SELECT uid FROM claims WHERE status != 'UNPREPARED')"
+# A claim that a pod holds is read whatever its status says.
+_IS_UNSETTLED = "(status != 'UNPREPARED' OR uid IN (SELECT claim_uid FROM claim_pods))"
+_UNSETTLED = f"claim_uid IN (SELECT uid FROM claims WHERE {_IS_UNSETTLED})"
 
 Problems = dict[str, str]
 
@@ -304,7 +312,7 @@ def read_unsettled(connection: Connection) -> tuple[list[ClaimRecord], Problems]
     pods = _read_pods(connection)
     records = []
     for uid, namespace, name, created_at in connection.exec_driver_sql(
-        "SELECT uid, namespace, name, created_at FROM claims WHERE status != 'UNPREPARED'"
+        f"SELECT uid, namespace, name, created_at FROM claims WHERE {_IS_UNSETTLED}"
         " ORDER BY created_at, uid"
     ):
         with _noting(problems, uid):

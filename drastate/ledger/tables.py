@@ -1,25 +1,30 @@
 """The schema.
 
-``ledger``         One row about the file itself: who it belongs to, in which boot it was last opened,
+``ledger``         One row about the file itself: who it belongs to, in which boot it was last
+opened,
                    when it was last closed in good order. Written at open and close. Never deleted.
-``claims``         One row per ResourceClaim UID that was ever prepared here, until retention removes
+``claims``         One row per ResourceClaim UID that was ever prepared here, until retention
+removes
                    it. ``status`` follows from the claim's drivers and pods and is stored so that a
-                   reader needs no code of ours. ``epoch`` counts how often the claim came back after
-                   it had been unprepared. Written by every change; deleted by retention alone, and
-                   only while UNPREPARED (then a *tombstone*).
+                   reader needs no code of ours. ``epoch`` counts how often the claim came back
+                   after it had been unprepared. Written by every change; deleted by retention
+                   alone, and only while UNPREPARED (then a *tombstone*).
 ``claim_drivers``  One row per driver of a claim: the state machine, and what the next call owes.
                    Goes with its claim, or is replaced when the claim comes back.
 ``devices``        The driver's last complete answer, a row per device. Replaced whole; kept on a
                    tombstone as history. The two lists are JSON arrays of strings because nothing
                    queries into them: they go to the runtime as they came.
 ``pods``           Pods that hold at least one claim. Goes with the pod's last reference.
-``claim_pods``     Which pod holds which claim. ``releasing`` = 1: the pod has asked to let go and not
+``claim_pods``     Which pod holds which claim. ``releasing`` = 1: the pod has asked to let go and
+not
                    every driver has confirmed. Deleted when they all have.
-``events``         What happened, in order. Only ever appended to; retention removes the oldest rows.
+``events``         What happened, in order. Only ever appended to; retention removes the oldest
+rows.
                    Names and UIDs are copied, not referenced: history outlives what it speaks of.
 
-Instants are UTC, ISO 8601 with six fraction digits and a ``Z``, so that they sort as text and can be
-read without us. Revisions of this schema are in ``migrations/``; `SCHEMA_REVISION` is the newest.
+Instants are UTC, ISO 8601 with six fraction digits and a ``Z``, so that they sort as text and can
+be read without us. Revisions of this schema are in ``migrations/``; `SCHEMA_REVISION` is the
+newest.
 """
 
 from __future__ import annotations

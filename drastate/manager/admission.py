@@ -1,7 +1,7 @@
 """Validation before anything is recorded: may the pod use its claims, and can they be prepared now?
 
-Nothing here changes the ledger for the pod that is refused, so a refused pod owes nothing and can be
-deleted without any driver (kubelet 1.34+, "validation pass").
+Nothing here changes the ledger for the pod that is refused, so a refused pod owes nothing and can
+be deleted without any driver (kubelet 1.34+, "validation pass").
 """
 
 from __future__ import annotations

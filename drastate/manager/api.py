@@ -21,8 +21,8 @@ from drastate.model import (
 class Manager(Protocol):
     """The DRA manager of one node. All methods may be called from any thread.
 
-    A *pod* is a ``kubernetes.client.V1Pod``, a mapping in the API's camelCase form, YAML text of one
-    Pod, or the path of such a file.
+    A *pod* is a ``kubernetes.client.V1Pod``, a mapping in the API's camelCase form, YAML text of
+    one Pod, or the path of such a file.
 
     Source: kubelet ``cm/dra/types.go``, Manager (1.26: one container at a time; 1.27: whole pods).
     """
@@ -40,7 +40,7 @@ class Manager(Protocol):
         """What the runtime needs for one container of a prepared pod; calls no driver."""
 
     def unprepare_resources(self, pod: Any) -> None:
-        """Lets go of all claims of the pod; drivers of claims that no other pod holds are called."""
+        """Lets go of the pod's claims; drivers of claims that no other pod holds are called."""
 
     def pod_might_need_to_unprepare_resources(self, uid: str) -> bool:
         """Whether the pod still holds a claim, so that it must not vanish yet."""

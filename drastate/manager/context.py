@@ -1,4 +1,4 @@
-"""What prepare and unprepare share: the rooms they were handed, the locks, and how they work in parallel."""
+"""What prepare and unprepare share: the rooms they work with, locks, and working in parallel."""
 
 from __future__ import annotations
 

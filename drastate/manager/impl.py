@@ -72,9 +72,9 @@ class ManagerImpl:
         """Opens the claim ledger; what an earlier process owes is known from here on.
 
         Args:
-            kube_client: where ResourceClaims are read from: a ``kubernetes.client.ApiClient`` or one
-                of the API objects made from it, a folder of manifests (path or `ManifestFolder`),
-                or any object with ``get_claim(namespace, name)``.
+            kube_client: where ResourceClaims are read from: a ``kubernetes.client.ApiClient`` or
+                one of the API objects made from it, a folder of manifests (path or
+                `ManifestFolder`), or any object with ``get_claim(namespace, name)``.
             state_dir: folder of the ledger; made (mode 0700) when it is missing.
             plugins_registry: folder of the registration sockets; it must exist.
             endpoint_root: folder that every driver's endpoint must lie under; None: the parent of
@@ -340,7 +340,7 @@ class ManagerImpl:
                 self._reconciler.run_once(wait=True)
 
     def _note_refusal(self, pod: Pod, error: DrastateError) -> None:
-        """One line and one entry of the history at the first refusal of a pod and at each change."""
+        """One line and one history entry at the first refusal of a pod and at each change."""
         text = str(error)
         if self._refusals.get(pod.uid) == text:
             return

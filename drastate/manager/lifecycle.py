@@ -1,10 +1,10 @@
-"""The state machine of a (claim, driver), as pure functions from record to record. No I/O, no clock.
+"""The state machine of a (claim, driver): pure functions from record to record, without a clock.
 
     PREPARING → PREPARED → UNPREPARING → UNPREPARED      (and PREPARING again: the next epoch)
 
-What is written *before* a call assumes the worst: a NodePrepareResources has left and got no answer.
-What is written after it says what is known. So a process that dies in between leaves behind exactly
-what the next one must assume, and there is nothing to repair at start.
+What is written *before* a call assumes the worst: a NodePrepareResources has left and got no
+answer. What is written after it says what is known. So a process that dies in between leaves behind
+exactly what the next one must assume, and there is nothing to repair at start.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Who works on which claim right now: locks per claim, and the driver calls in flight.
 
-A claim's lock guards the decision and the ledger commit for it, never a driver call. While a call is
-out, the (claim, driver) has a *slot* instead: others see it and wait for its end with no lock held,
-so a driver that hangs delays only the claims that need it.
+A claim's lock guards the decision and the ledger commit for it, never a driver call. While a call
+is out, the (claim, driver) has a *slot* instead: others see it and wait for its end with no lock
+held, so a driver that hangs delays only the claims that need it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ class ClaimLocks:
 
     @contextmanager
     def hold(self, uids: Iterable[ClaimUID]) -> Iterator[None]:
-        """Holds the locks of several claims. Taken in the order of the UIDs, so no two callers
-        wait for each other; not reentrant.
+        """Holds the locks of several claims; not reentrant.
+
+        They are taken in the order of the UIDs, so no two callers wait for each other.
         """
         ordered = sorted(set(uids))
         held: list[threading.Lock] = []

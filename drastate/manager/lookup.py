@@ -11,12 +11,16 @@ from drastate.manager.context import Context
 from drastate.model import (
     ClaimRecord,
     ClaimRef,
+    ClaimState,
     Container,
     ContainerInfo,
     DriverName,
     Operation,
     Pod,
 )
+
+#: A pod holds the claim, and yet: a driver that an earlier allocation of the claim named.
+_OVER = (ClaimState.UNPREPARING, ClaimState.UNPREPARED)
 
 
 def find_container(pod: Pod, name: str) -> Container:
@@ -59,7 +63,17 @@ def _parts(
             claim=f"{pod.namespace}/{name}",
             pod_uid=pod.uid,
         )
+    if record.pods[pod.uid].releasing:
+        raise NotPreparedError(
+            f"ResourceClaim {record.ref} is being unprepared for pod {pod} ({pod.uid}):"
+            " prepare it again first",
+            claim=str(record.ref),
+            claim_uid=record.ref.uid,
+            pod_uid=pod.uid,
+        )
     for driver, known in sorted(record.drivers.items()):
+        if known.state in _OVER:
+            continue
         skipped = Operation.PREPARE in known.skip
         if not skipped and not context.is_current(record.ref.uid, driver, known):
             before = " since the last reboot" if known.devices else ""

@@ -324,7 +324,7 @@ class Preparer:
             if record is None or holder is None or holder.releasing:
                 failures[claim.ref.uid] = [
                     ClaimBusyError(
-                        f"pod {pod} let go of ResourceClaim {claim.ref} while it was being prepared",
+                        f"pod {pod} let go of ResourceClaim {claim.ref} while it was prepared",
                         claim=str(claim.ref),
                         claim_uid=claim.ref.uid,
                         pod_uid=pod.uid,

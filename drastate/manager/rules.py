@@ -70,7 +70,7 @@ def check_usable(pod: Pod, pod_claim: PodClaim, claim: Claim, *, pod_groups: boo
         raise error
     if claim.allocation is None:
         raise NotAllocatedError(
-            f"ResourceClaim {claim.ref} is not allocated: the scheduler (or whoever takes its place)"
+            f"ResourceClaim {claim.ref} is not allocated: the scheduler (or who is in its place)"
             " has to write status.allocation first",
             claim=str(claim.ref),
             claim_uid=claim.ref.uid,

@@ -122,9 +122,7 @@ def upgrade() -> None:
             sa.ForeignKey("claims.uid", ondelete="CASCADE"),
             primary_key=True,
         ),
-        sa.Column(
-            "pod_uid", sa.Text, sa.ForeignKey("pods.uid"), primary_key=True, nullable=False
-        ),
+        sa.Column("pod_uid", sa.Text, sa.ForeignKey("pods.uid"), primary_key=True, nullable=False),
         sa.Column(
             "releasing",
             sa.Integer,

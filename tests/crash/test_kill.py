@@ -1,7 +1,7 @@
-"""The agent is killed with SIGKILL at every crash point, at every hit of it, and must know what it owes.
+"""The agent is killed with SIGKILL at every crash point and must know what it owes.
 
-The drivers live in this process and outlive the agent, as on a node: what they say they received and
-hold is the measure.
+The drivers live in this process and outlive the agent, as on a node: what they say they received
+and hold is the measure.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def test_c34_killed_and_the_pod_is_gone(make_node: Callable[[], Node], point: st
 
 @pytest.mark.parametrize("point", POINTS["prepare"])
 def test_c34_killed_and_the_pod_lives(make_node: Callable[[], Node], point: str) -> None:
-    """C34, I3, I4: the next process prepares the pod whole, takes nothing away, and ends it once."""
+    """C34, I3, I4: the next process prepares the pod, takes nothing away, and ends it once."""
     for node, _ in each_kill(make_node, "prepare", point):
         with node.manager(live={POD}) as manager:
             info = manager.prepare_resources(POD_OBJECT, "main")

@@ -47,7 +47,7 @@ def count_syncs(live: int, lifecycles: int) -> int:
 )
 @pytest.mark.parametrize("live", [0, 300])
 def test_three_syncs_per_pod(live: int) -> None:
-    """A one-claim pod's prepare and unprepare wait for the disk three times, however many are live."""
+    """A one-claim pod's life waits for the disk three times, however many are live."""
     pods = 40
     more = count_syncs(live, 10 + pods) - count_syncs(live, 10)
     # The log moves into the database every 16 MB, which takes three more; here at most once.

@@ -66,9 +66,7 @@ def gpu(number: int = 0) -> PreparedDevice:
 
 
 def prepared(*devices: PreparedDevice, since: datetime = T0) -> DriverRecord:
-    return DriverRecord(
-        ClaimState.PREPARED, since, called=True, devices=devices, boot_id="boot-1"
-    )
+    return DriverRecord(ClaimState.PREPARED, since, called=True, devices=devices, boot_id="boot-1")
 
 
 def held(uid: str, name: str, *pods: PodReference, at: datetime = T0) -> ClaimRecord:

@@ -39,7 +39,7 @@ CLAIM = {
 
 def test_the_embedding_example_runs(monkeypatch, capsys) -> None:
     """The example prints the devices to inject, and leaves nothing behind."""
-    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.S)
+    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     assert len(example.strip().splitlines()) <= 16
     with node_root() as root, FakeDriver(root / "plugins_registry") as driver:
         monkeypatch.chdir(root)
@@ -59,7 +59,7 @@ def commands() -> list[str]:
     done = subprocess.run(
         [sys.executable, "-m", "drastate", "--help"], capture_output=True, text=True, check=True
     )
-    return re.findall(r"^  ([a-z][a-z-]+)  +\S", done.stdout, re.M)
+    return re.findall(r"^  ([a-z][a-z-]+)  +\S", done.stdout, re.MULTILINE)
 
 
 def test_every_command_is_in_the_readme() -> None:
@@ -74,7 +74,7 @@ def test_every_command_is_in_the_readme() -> None:
     "name",
     [
         "",
-        *"agent claim claims check demo events info pods".split(),
+        *["agent", "claim", "claims", "check", "demo", "events", "info", "pods"],
         "prepare",
         "unprepare",
         "example-driver",

@@ -162,8 +162,7 @@ def get_error(claims, kind, name="c1"):
     return caught.value
 
 
-# --- what works
-# -------------------------------------------------------------------------------------
+# --- what works -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -242,8 +241,7 @@ def test_connection_that_was_closed_meanwhile(server, claims):
     assert len(calls) == 2
 
 
-# --- not found
-# --------------------------------------------------------------------------------------
+# --- not found ------------------------------------------------------------------------------------
 
 
 def test_claim_not_found(server, claims):
@@ -284,8 +282,7 @@ def test_api_group_that_is_not_served(server, claims, served):
     assert "enable DynamicResourceAllocation" in str(error)
 
 
-# --- refused
-# ----------------------------------------------------------------------------------------
+# --- refused --------------------------------------------------------------------------------------
 
 
 def test_forbidden(server, claims):
@@ -352,8 +349,7 @@ def test_renewal_that_does_not_help(server, make_api):
     assert isinstance(error.__cause__, FileNotFoundError)
 
 
-# --- in trouble
-# -------------------------------------------------------------------------------------
+# --- in trouble -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [429, 500, 503, 504, 302, 400])
@@ -479,8 +475,7 @@ def test_token_with_a_line_break_is_not_quoted(server, make_api):
     assert TOKEN not in "".join(traceback.format_exception(error))
 
 
-# --- names
-# ------------------------------------------------------------------------------------------
+# --- names ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -506,8 +501,7 @@ def test_names_cannot_change_the_path(server, claims, namespace, name):
     assert server.requests == []
 
 
-# --- clients of other makes
-# -------------------------------------------------------------------------
+# --- clients of other makes -----------------------------------------------------------------------
 
 
 def test_clients_up_to_36(server):

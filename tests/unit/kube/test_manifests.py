@@ -65,8 +65,7 @@ def reads(monkeypatch):
     return counts
 
 
-# --- what is found
-# ----------------------------------------------------------------------------------
+# --- what is found --------------------------------------------------------------------------------
 
 
 def test_scan(folder):
@@ -221,8 +220,7 @@ def test_same_claim_twice(folder, second):
         source.get_claim("default", "c1")
 
 
-# --- the folder itself
-# ------------------------------------------------------------------------------
+# --- the folder itself ----------------------------------------------------------------------------
 
 
 def test_folder_must_exist(tmp_path):
@@ -281,8 +279,7 @@ def test_volume_mounted_after_the_start(folder, tmp_path):
     assert not source.scan().complete
 
 
-# --- files that change
-# ------------------------------------------------------------------------------
+# --- files that change ----------------------------------------------------------------------------
 
 
 def test_unchanged_files_are_read_once(folder, reads):
@@ -417,8 +414,7 @@ def test_large_folder_is_cheap_to_scan_again(folder):
     assert time.perf_counter() - start < 0.5
 
 
-# --- claims
-# -----------------------------------------------------------------------------------------
+# --- claims ---------------------------------------------------------------------------------------
 
 
 def test_get_claim(folder):
@@ -458,8 +454,7 @@ def test_static_claims():
         StaticClaims([claim, claim])
 
 
-# --- one file
-# ---------------------------------------------------------------------------------------
+# --- one file -------------------------------------------------------------------------------------
 
 
 def test_load_file(folder):

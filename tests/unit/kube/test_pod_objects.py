@@ -119,8 +119,7 @@ def warnings(monkeypatch, caplog):
     return caplog
 
 
-# --- the forms a pod comes in
-# -----------------------------------------------------------------------
+# --- the forms a pod comes in ---------------------------------------------------------------------
 
 
 @needs_client_31
@@ -224,8 +223,7 @@ def test_several_documents():
     assert "found 0 in 0" in message_of("# nothing\n")
 
 
-# --- single fields
-# ----------------------------------------------------------------------------------
+# --- single fields --------------------------------------------------------------------------------
 
 
 def test_missing_uid_explains_itself():
@@ -318,8 +316,7 @@ def test_null_is_absent():
     assert parse_pod({**make_pod(spec), "status": None}).containers == (Container("a"),)
 
 
-# --- names of claims
-# --------------------------------------------------------------------------------
+# --- names of claims ------------------------------------------------------------------------------
 
 
 def test_pod_level_claims_need_no_container():
@@ -388,8 +385,7 @@ def test_pod_group(spec):
     assert parse_pod(make_pod()).pod_group is None
 
 
-# --- extended resources
-# -----------------------------------------------------------------------------
+# --- extended resources ---------------------------------------------------------------------------
 
 
 def extended_pod(*mappings, resources):
@@ -457,8 +453,7 @@ def test_extended_resources_without_names():
     assert "status.extendedResourceClaimStatus.resourceClaimName is missing" in message_of(raw)
 
 
-# --- the UID alone
-# ----------------------------------------------------------------------------------
+# --- the UID alone --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -487,8 +482,7 @@ def test_no_uid(obj):
     message_of(obj, parse_pod_uid)
 
 
-# --- anything at all
-# --------------------------------------------------------------------------------
+# --- anything at all ------------------------------------------------------------------------------
 
 FIELDS = st.sampled_from(
     [

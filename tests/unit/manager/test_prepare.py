@@ -13,14 +13,13 @@ from conftest import (
     C2,
     C3,
     FAST,
-    G,
     GPU,
     GPU_RESULT,
-    N,
     NIC,
-    NIC_RESULT,
     P1,
     P2,
+    G,
+    N,
     Node,
     make_claim,
     make_pod,
@@ -325,7 +324,7 @@ def test_get_resources_of_an_unprepared_pod(manager: ManagerImpl) -> None:
         manager.get_resources(make_pod(P2, "c1"), "main")
 
 
-# --- refusals: nothing is recorded, nobody is called ------------------------------------------------
+# --- refusals: nothing is recorded, nobody is called ----------------------------------------------
 
 
 def template_pod(uid: str, claim_name: str | None) -> dict:
@@ -495,7 +494,7 @@ def test_c20_mixed_and_unprepare_only(node: Node, manager: ManagerImpl) -> None:
     assert (node.n.prepare_calls[C2], node.n.unprepare_calls[C2]) == (1, 0)
 
 
-# --- drivers that fail ------------------------------------------------------------------------------
+# --- drivers that fail ----------------------------------------------------------------------------
 
 
 def test_several_failures_are_all_listed(node: Node, manager: ManagerImpl) -> None:
@@ -566,7 +565,7 @@ def test_c21_attempts_are_counted_and_logged_once(node: Node, manager, caplog) -
     assert node.rows("SELECT attempts FROM claim_drivers") == [(50,)]
     warned = [r for r in caplog.records if r.levelname == "WARNING" and hasattr(r, "attempt")]
     assert len(warned) == 1
-    kind, claim, driver, attempt, detail = node.events("prepare_failed")[-1]
+    _, claim, driver, attempt, detail = node.events("prepare_failed")[-1]
     assert (claim, driver, attempt) == ("default/c1", G, 50)
     assert "made to fail" in detail
 
@@ -614,7 +613,7 @@ def test_c15_a_prepare_that_waits_for_another(node: Node, manager: ManagerImpl) 
     uid = "99999999-0000-4000-8000-000000000009"
     node.claims.put(make_claim(uid, "c9", [GPU_RESULT]))
     both = threading.Barrier(2, timeout=10)
-    node.g.devices = lambda _: both.wait() and [] or []
+    node.g.devices = lambda _: (both.wait() and []) or []
     threads = [
         threading.Thread(target=manager.prepare_pod_resources, args=[make_pod(pod, name)])
         for pod, name in ((P1, "c1"), (P2, "c9"))
@@ -666,7 +665,7 @@ def test_sharing_a_call_that_fails(node: Node, manager: ManagerImpl) -> None:
     assert node.g.prepare_calls[C1] == 2
 
 
-# --- the ledger comes first -------------------------------------------------------------------------
+# --- the ledger comes first -----------------------------------------------------------------------
 
 
 def test_i1_the_intent_is_durable_before_the_call(node: Node, manager: ManagerImpl) -> None:
@@ -704,7 +703,7 @@ def test_i7_a_second_manager_is_refused(node: Node, manager: ManagerImpl) -> Non
     assert caught.value.pid == os.getpid()
 
 
-# --- an older claim of the same name ----------------------------------------------------------------
+# --- an older claim of the same name --------------------------------------------------------------
 
 
 def test_c11_a_recreated_claim(node: Node, manager: ManagerImpl) -> None:

@@ -1,8 +1,8 @@
 """Random schedules against a small model of what drivers hold: hypothesis looks for the bad one.
 
 The ledger is the real one, on disk; the drivers are a model in memory that answers, refuses, loses
-answers, and lets lost calls land later. A restart is a new manager on the same file; a crash is one in
-which the last driver call is never recorded.
+answers, and lets lost calls land later. A restart is a new manager on the same file; a crash is one
+in which the last driver call is never recorded.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from drastate.errors import DrastateError, DriverRefusedError, DriverUnavailable
 from drastate.ledger import rows
 from drastate.ledger.claims import ClaimLedger
 from drastate.ledger.engine import open_reader
-from drastate.reconcile import Reconciler
 from drastate.model import CallResult, ClaimRef, ClaimState, ClaimUID, DriverName, PreparedDevice
+from drastate.reconcile import Reconciler
 
 DRIVERS = ("g.example.com", "n.example.com")
 CLAIMS = {"one": DRIVERS[:1], "two": DRIVERS[1:], "both": DRIVERS}
@@ -116,7 +116,11 @@ class ManagerMachine(RuleBasedStateMachine):
         clock.boot_id = lambda boot=self.boot: boot  # type: ignore[method-assign]
         self.ledger = ClaimLedger(self.root / "ledger.db", clock=clock)
         self.manager = ManagerImpl(
-            self.claims, ledger=self.ledger, drivers=self.drivers, settings=SETTINGS, clock=clock,
+            self.claims,
+            ledger=self.ledger,
+            drivers=self.drivers,
+            settings=SETTINGS,
+            clock=clock,
             plugins_registry=self.root,
         )
         with pytest.MonkeyPatch.context() as patch:

@@ -11,12 +11,12 @@ from conftest import (
     C2,
     C3,
     FAST,
-    G,
     GPU,
     GPU_RESULT,
-    N,
     P1,
     P2,
+    G,
+    N,
     Node,
     make_claim,
     make_pod,
@@ -276,7 +276,7 @@ def test_unprepare_of_strangers(manager: ManagerImpl) -> None:
         manager.unprepare_resources("no-such-pod")
 
 
-# --- reconcile --------------------------------------------------------------------------------------
+# --- reconcile ------------------------------------------------------------------------------------
 
 
 def test_reconcile_unprepares_what_no_pod_holds(node: Node, manager: ManagerImpl) -> None:
@@ -384,7 +384,7 @@ def test_i5_reconcile_of_one_driver_waits_for_no_other(node: Node, manager: Mana
     assert node.states()["c2", N] == "UNPREPARING"
 
 
-# --- life -------------------------------------------------------------------------------------------
+# --- life -----------------------------------------------------------------------------------------
 
 
 def test_a_closed_manager_says_so(node: Node, manager: ManagerImpl) -> None:
