@@ -1,6 +1,8 @@
 """``python -m drastate`` is the ``drastate`` command."""
 
+import sys
+
 from drastate.cli.main import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from drastate.errors import UsageError
+
 if TYPE_CHECKING:
     import threading
 
@@ -36,24 +38,6 @@ Examples:
 """
 
 
-class _OneLineCommand(click.Command):
-    """Says what is wrong with its arguments in one line, without the usage."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """See `click.Command.parse_args`."""
-        try:
-            return super().parse_args(ctx, args)
-        except click.UsageError as error:
-            error.ctx = None
-            raise
-
-
-class _ArgumentError(click.ClickException):
-    """An argument that cannot be used."""
-
-    exit_code = 2
-
-
 def _parse_times(_: click.Context, __: click.Parameter, value: str) -> float:
     if value == _ALWAYS:
         return float("inf")
@@ -66,7 +50,7 @@ def _parse_times(_: click.Context, __: click.Parameter, value: str) -> float:
 _SECONDS = click.FloatRange(min=0)
 
 
-@click.command("example-driver", cls=_OneLineCommand, epilog=_EPILOG)
+@click.command("example-driver", epilog=_EPILOG)
 @click.option("--name", default="gpu.example.com", show_default=True, help="Driver name.")
 @click.option(
     "--plugins-registry",
@@ -150,9 +134,9 @@ def _make_driver(options: dict[str, Any]) -> FakeDriver:
     try:
         name = check_driver_name(options["name"])
     except RegistrationRefusedError as error:
-        raise _ArgumentError(f"--name: {error.reason}") from None
+        raise UsageError(f"--name: {error.reason}") from None
     if "/" in options["instance"]:
-        raise _ArgumentError("--instance goes into file names and cannot contain a slash")
+        raise UsageError("--instance goes into file names and cannot contain a slash")
     apis: tuple[str, ...] = options["api_versions"]
     plugin_dir: Path | None = options["plugin_dir"]
     driver = FakeDriver(
@@ -189,7 +173,7 @@ def _make_logger(path: Path) -> Any:
     try:
         file = path.open("a", encoding="utf-8")
     except OSError as error:
-        raise _ArgumentError(f"--call-log: {path}: {error.strerror}") from None
+        raise UsageError(f"--call-log: {path}: {error.strerror}") from None
 
     def log(call: Call) -> None:
         for claim in call.claims:
@@ -212,7 +196,7 @@ def _serve(driver: FakeDriver, stop: threading.Event) -> None:
     try:
         driver.start()
     except ValueError as error:
-        raise _ArgumentError(str(error)) from None
+        raise UsageError(str(error)) from None
     except (OSError, RuntimeError) as error:
         message = f"cannot serve on {driver.endpoint_path}: {error}"
         raise click.ClickException(message) from None

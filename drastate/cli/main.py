@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     _never_fail_to_encode()
     try:
-        status = _run(list(sys.argv[1:] if arguments is None else arguments))
+        status = _run(list(sys.argv[1:] if arguments is None else arguments) or ["--help"])
         _flush()
     except BrokenPipeError:
         _drop_output()
@@ -156,8 +156,7 @@ def _run(arguments: list[str]) -> int:
     except click.Abort:
         return _INTERRUPTED
     except click.ClickException as error:
-        error.show()
-        return error.exit_code
+        return _fail(f"error: {_one_line(error)}", error.exit_code)
     except DrastateError as error:
         return _fail(f"error: {str(error).rstrip()}", error.exit_code)
     except OSError:
@@ -172,6 +171,14 @@ def _run(arguments: list[str]) -> int:
             1,
         )
     return 0
+
+
+def _one_line(error: click.ClickException) -> str:
+    """A click error like every other error; click itself would print four lines."""
+    text = " ".join(error.format_message().split())
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        return f"{text} (see: {error.ctx.command_path} --help)"
+    return text
 
 
 def _arm_faults() -> None:

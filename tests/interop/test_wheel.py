@@ -60,7 +60,9 @@ def test_the_wheel_does_the_main_job(wheel: Path, tmp_path: Path, versions: str)
     told = run(tmp_path / "venv" / "bin" / "drastate", "demo", cwd=tmp_path)
     assert "Everything held" in told
     found = run(
-        python, "-c", "import drastate, os; print(os.listdir(os.path.dirname(drastate.__file__)))",
+        python,
+        "-c",
+        "import drastate, os; print(os.listdir(os.path.dirname(drastate.__file__)))",
         cwd=tmp_path,
     )
     assert "py.typed" in found

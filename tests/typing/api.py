@@ -32,7 +32,7 @@ def use(manager: Manager, pod: Mapping[str, object]) -> ContainerInfo:
         manager.prepare_pod_resources(pod)
         info: ContainerInfo = manager.get_resources(pod, "main")
         annotations: Mapping[str, str] = info.annotations
-        print(annotations)  # noqa: T201
+        print(annotations)
         held: bool = manager.pod_might_need_to_unprepare_resources("a")
         if held:
             manager.unprepare_resources("a")
@@ -40,5 +40,5 @@ def use(manager: Manager, pod: Mapping[str, object]) -> ContainerInfo:
         if not error.can_retry:
             raise
         for failure in error.failures:
-            print(failure.message, error.succeeded)  # noqa: T201
+            print(failure.message, error.succeeded)
     return manager.prepare_resources(pod, "main")

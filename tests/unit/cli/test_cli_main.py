@@ -104,11 +104,13 @@ def test_version_is_the_packages(capsys: Capture) -> None:
     ],
 )
 def test_wrong_usage_is_status_2_and_says_how(arguments: list[str], capsys: Capture) -> None:
-    """Usage errors name the argument on stderr, and print nothing on stdout."""
+    """Usage errors are one line on stderr that names the argument and where the help is."""
     assert main(arguments) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert "Error:" in said.err
+    assert len(said.err.splitlines()) == 1
+    assert "drastate: error: " in said.err
+    assert "--help" in said.err or "--since" in said.err
 
 
 def _raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
