@@ -186,6 +186,8 @@ class DriverError(DrastateError):
         endpoint: the socket that was (or would have been) called, None when there is none.
         claim: "namespace/name" when the error is about one claim.
         claim_uid: likewise.
+        code: name of the gRPC status code the call ended with, such as "UNAVAILABLE"; None when no
+            call was made, or the error came inside a good answer.
     """
 
     retryable: ClassVar[bool] = True
@@ -198,12 +200,14 @@ class DriverError(DrastateError):
         endpoint: str | None = None,
         claim: str | None = None,
         claim_uid: str | None = None,
+        code: str | None = None,
     ) -> None:
         super().__init__(message)
         self.driver = driver
         self.endpoint = endpoint
         self.claim = claim
         self.claim_uid = claim_uid
+        self.code = code
 
 
 class DriverNotRegisteredError(DriverError):
@@ -214,49 +218,11 @@ class DriverUnavailableError(DriverError):
     """The call got no answer: connection down, deadline passed, cancelled.
 
     Whether it had effects is unknown, unless ``code`` is None.
-
-    Attributes:
-        code: name of the gRPC status code, such as "UNAVAILABLE"; None when no call was made at
-            all.
     """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        driver: str,
-        endpoint: str | None = None,
-        claim: str | None = None,
-        claim_uid: str | None = None,
-        code: str | None = None,
-    ) -> None:
-        super().__init__(
-            message, driver=driver, endpoint=endpoint, claim=claim, claim_uid=claim_uid
-        )
-        self.code = code
 
 
 class DriverRefusedError(DriverError):
-    """The driver answered with an error, for one claim or (as a gRPC status) for the whole call.
-
-    Attributes:
-        code: name of the gRPC status code; None when the error came inside a good answer.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        driver: str,
-        endpoint: str | None = None,
-        claim: str | None = None,
-        claim_uid: str | None = None,
-        code: str | None = None,
-    ) -> None:
-        super().__init__(
-            message, driver=driver, endpoint=endpoint, claim=claim, claim_uid=claim_uid
-        )
-        self.code = code
+    """The driver answered with an error, for one claim (``code`` is None) or for the whole call."""
 
 
 class DriverProtocolError(DriverError):

@@ -8,37 +8,17 @@ from typing import Literal
 
 import click
 
-_FOLDER = click.Path(file_okay=False, path_type=Path)
+from drastate.cli.node import FOLDER, node_options
 
 
 @click.command(epilog="Stop it with SIGTERM or Ctrl-C. It can be killed at any instant.")
 @click.option(
     "--manifests",
-    type=_FOLDER,
+    type=FOLDER,
     required=True,
     help="Folder of Pod and ResourceClaim YAML files: the pods that are to run on this node.",
 )
-@click.option(
-    "--state-dir",
-    type=_FOLDER,
-    default=Path("/var/lib/drastate"),
-    show_default=True,
-    help="Folder for the claim ledger (ledger.db) and the device files (pods/UID.json).",
-)
-@click.option(
-    "--plugins-registry",
-    type=_FOLDER,
-    default=Path("/var/lib/kubelet/plugins_registry"),
-    show_default=True,
-    help="Folder in which DRA drivers put their registration sockets; it must exist.",
-)
-@click.option(
-    "--endpoint-root",
-    type=_FOLDER,
-    default=None,
-    help="Folder that every driver's own socket must lie under.  [default: the parent of"
-    " --plugins-registry]",
-)
+@node_options
 @click.option(
     "--node-name", default=platform.node(), show_default="host name", help="Name in the ledger."
 )
@@ -50,15 +30,6 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     show_default=True,
     metavar="SECONDS",
     help="Pause between two looks at the manifests.",
-)
-@click.option(
-    "--call-timeout",
-    "call_timeout_s",
-    type=click.FloatRange(min=0.1),
-    default=45.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time a driver has for one call, retries included. 45 is the kubelet's.",
 )
 @click.option(
     "--reconcile-period",
@@ -103,7 +74,7 @@ def agent(  # noqa: PLR0917 (click names them)
     log_format: Literal["text", "json"],
     log_level: str,
 ) -> None:
-    r"""Run the node agent over a folder of manifests.
+    """Run the node agent over a folder of manifests.
 
     Each Pod in the folder has its ResourceClaims prepared through the DRA drivers of this node; for
     each, STATE_DIR/pods/UID.json tells the container runtime which CDI devices to inject. A Pod

@@ -3,60 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from drastate.cli.node import node_options
 from drastate.errors import DrastateError, UsageError
 
 if TYPE_CHECKING:  # loaded when the command runs: it brings grpc
     from drastate.manager.impl import ManagerImpl
     from drastate.model import Pod
 
-_C = TypeVar("_C", bound=Callable[..., object])
-_FOLDER = click.Path(file_okay=False, path_type=Path)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-
-
-def _node_options(command: _C) -> _C:
-    """The options that say on which node, as for the agent."""
-    for option in (
-        click.option(
-            "--call-timeout",
-            "call_timeout_s",
-            type=click.FloatRange(min=0.1),
-            default=45.0,
-            show_default=True,
-            metavar="SECONDS",
-            help="Time a driver has for one call, retries included.",
-        ),
-        click.option(
-            "--endpoint-root",
-            type=_FOLDER,
-            default=None,
-            help="Folder that every driver's own socket must lie under.  [default: the parent of"
-            " --plugins-registry]",
-        ),
-        click.option(
-            "--plugins-registry",
-            type=_FOLDER,
-            default=Path("/var/lib/kubelet/plugins_registry"),
-            show_default=True,
-            help="Folder of the drivers' registration sockets.",
-        ),
-        click.option(
-            "--state-dir",
-            type=_FOLDER,
-            default=Path("/var/lib/drastate"),
-            show_default=True,
-            help="Folder of the claim ledger. An agent must not be running on it.",
-        ),
-    ):
-        command = option(command)
-    return command
 
 
 @contextmanager
@@ -90,7 +51,7 @@ def _manager(
     required=True,
     help="YAML file with the Pods and the ResourceClaims they use.",
 )
-@_node_options
+@node_options
 @click.option(
     "-o",
     "--output",
@@ -107,7 +68,7 @@ def prepare(  # noqa: PLR0917 (click names them)
     call_timeout_s: float,
     output: Literal["table", "json", "yaml"],
 ) -> None:
-    r"""Prepare the pods in FILE once, and print the CDI devices of each container.
+    """Prepare the pods in FILE once, and print the CDI devices of each container.
 
     What is prepared stays so, in the claim ledger, until `drastate unprepare` (or an agent on the
     same state folder) lets go of it. Repeating the command is harmless.
@@ -171,7 +132,7 @@ def _print(done: list[dict[str, Any]], output: Literal["table", "json", "yaml"])
 @click.option(
     "--pod", "uids", multiple=True, metavar="UID", help="UID of a pod to let go of; repeatable."
 )
-@_node_options
+@node_options
 def unprepare(  # noqa: PLR0917 (click names them)
     path: Path | None,
     uids: tuple[str, ...],
@@ -180,7 +141,7 @@ def unprepare(  # noqa: PLR0917 (click names them)
     endpoint_root: Path | None,
     call_timeout_s: float,
 ) -> None:
-    r"""Let go of pods: by FILE, or by UID when there is no file any more.
+    """Let go of pods: by FILE, or by UID when there is no file any more.
 
     A driver is called for each claim that no other pod holds. Only the ledger is read, so the
     claims need not exist any more. Letting go of a pod that holds nothing is fine.

@@ -19,9 +19,9 @@ from drastate.errors import (
     InvalidClaimError,
     UsageError,
 )
+from drastate.kube.api_client import find_api_client
 from drastate.kube.claim import GROUP, parse_claim
 from drastate.kube.rest import Answer, Timeouts, get
-from drastate.kube.source import find_api_client
 
 if TYPE_CHECKING:
     from drastate.model import Claim

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from drastate.errors import UsageError
+from drastate.kube.api_client import find_api_client
 from drastate.kube.fields import describe
 
 if TYPE_CHECKING:
@@ -75,28 +76,3 @@ def as_claim_source(obj: object) -> ClaimSource:
             return ClusterClaims(obj)
     what = f"the class {obj.__name__}" if inspect.isclass(obj) else describe(obj)
     raise UsageError(f"a source of claims must be {_ACCEPTED}, not {what}")
-
-
-def find_api_client(obj: object) -> object | None:
-    """Finds the ApiClient in ``obj``, which is one or has one.
-
-    Args:
-        obj: an ApiClient, or an API object such as CoreV1Api, or a DynamicClient.
-
-    Returns:
-        The ApiClient; None when there is none.
-
-    Raises:
-        UsageError: it is a client for asyncio; drastate calls from threads.
-    """
-    for candidate in (obj, getattr(obj, "api_client", None), getattr(obj, "client", None)):
-        call = getattr(candidate, "call_api", None)
-        if not callable(call) or inspect.isclass(candidate):
-            continue
-        if inspect.iscoroutinefunction(call):
-            raise UsageError(
-                "this API client is made for asyncio; pass one of the kubernetes package "
-                "(kubernetes.client.ApiClient)"
-            )
-        return cast("object", candidate)
-    return None

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeVar
 
+from drastate import faults
 from drastate.clock import Clock
 from drastate.config import Settings
 from drastate.errors import (
     DrastateError,
     DriverRefusedError,
     InternalError,
+    LedgerError,
     PodResourcesError,
 )
 from drastate.manager.api import Drivers, Ledger
@@ -26,6 +28,7 @@ from drastate.model import (
     ClaimUID,
     DriverName,
     DriverRecord,
+    Operation,
 )
 
 _log = logging.getLogger(__name__)
@@ -92,6 +95,44 @@ def call_isolated(
         bug.__cause__ = error
         return {ref.uid: CallResult(error=bug, answered=False) for ref in refs}
     return results
+
+
+def call_and_record(
+    context: Context,
+    operation: Operation,
+    driver: DriverName,
+    refs: Sequence[ClaimRef],
+    record: Callable[[Mapping[ClaimUID, CallResult], float], Failures],
+) -> Failures:
+    """Calls a driver with no lock held, records how it ended, and closes the claims' slots.
+
+    Args:
+        context: the rooms.
+        operation: which call; the slots of all claims are open for it.
+        driver: whom to call.
+        refs: the claims.
+        record: writes the results (and the seconds the call took) to the ledger, under the locks.
+
+    Returns:
+        What failed, the ledger included: then the intent stands, which assumed the worst.
+    """
+    point = "prepare" if operation is Operation.PREPARE else "unprepare"
+    call = context.drivers.prepare if operation is Operation.PREPARE else context.drivers.unprepare
+    faults.hit(f"{point}.before_call")
+    started = context.clock.monotonic()
+    results = call_isolated(call, driver, refs)
+    duration_s = context.clock.monotonic() - started
+    faults.hit(f"{point}.after_call")
+    with context.locks.hold(ref.uid for ref in refs):
+        try:
+            failures = record(results, duration_s)
+        except LedgerError as error:
+            failures = {ref.uid: [error] for ref in refs}
+        finally:
+            for ref in refs:
+                context.in_flight.end(ref.uid, driver)
+    faults.hit(f"{point}.after_result")
+    return failures
 
 
 def as_ours(error: Exception) -> DrastateError:

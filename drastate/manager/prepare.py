@@ -19,7 +19,7 @@ from drastate.manager.context import (
     Context,
     Failures,
     as_ours,
-    call_isolated,
+    call_and_record,
     in_parallel,
     log_failure,
     merge,
@@ -200,24 +200,13 @@ class Preparer:
         return failures
 
     def _call(self, pod: Pod, driver: DriverName, calls: Sequence[_Call]) -> Failures:
-        context = self._context
-        refs = [call.claim.ref for call in calls]
-        faults.hit("prepare.before_call")
-        started = context.clock.monotonic()
-        results = call_isolated(context.drivers.prepare, driver, refs)
-        duration_s = context.clock.monotonic() - started
-        faults.hit("prepare.after_call")
-        with context.locks.hold(ref.uid for ref in refs):
-            try:
-                failures = self._record_results(pod, driver, calls, results, duration_s)
-            except LedgerError as error:
-                # The intent stays as it is: a call may have had effects, so an unprepare is owed.
-                failures = {ref.uid: [error] for ref in refs}
-            finally:
-                for ref in refs:
-                    context.in_flight.end(ref.uid, driver)
-        faults.hit("prepare.after_result")
-        return failures
+        return call_and_record(
+            self._context,
+            Operation.PREPARE,
+            driver,
+            [call.claim.ref for call in calls],
+            partial(self._record_results, pod, driver, calls),
+        )
 
     def _record_results(
         self,

@@ -15,7 +15,6 @@ from drastate import faults
 from drastate.errors import (
     ClaimBusyError,
     DrastateError,
-    LedgerError,
     UnprepareError,
 )
 from drastate.manager import lifecycle
@@ -23,7 +22,7 @@ from drastate.manager.context import (
     Context,
     Failures,
     as_ours,
-    call_isolated,
+    call_and_record,
     in_parallel,
     log_failure,
     merge,
@@ -200,23 +199,13 @@ class Unpreparer:
     # --- the calls ---
 
     def _call(self, driver: DriverName, refs: Sequence[ClaimRef]) -> Failures:
-        context = self._context
-        faults.hit("unprepare.before_call")
-        started = context.clock.monotonic()
-        results = call_isolated(context.drivers.unprepare, driver, refs)
-        duration_s = context.clock.monotonic() - started
-        faults.hit("unprepare.after_call")
-        with context.locks.hold(ref.uid for ref in refs):
-            try:
-                failures = self._record_results(driver, refs, results, duration_s)
-            except LedgerError as error:
-                # The intent stands: the driver is asked once more, which it must tolerate.
-                failures = {ref.uid: [error] for ref in refs}
-            finally:
-                for ref in refs:
-                    context.in_flight.end(ref.uid, driver)
-        faults.hit("unprepare.after_result")
-        return failures
+        return call_and_record(
+            self._context,
+            Operation.UNPREPARE,
+            driver,
+            refs,
+            partial(self._record_results, driver, refs),
+        )
 
     def _record_results(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from conftest import CLAIM_UID, UID, N, Node, manifest, wait_until
+from agent_node import CLAIM_UID, UID, N, Node, manifest, wait_until
 
 from drastate.testing.driver import ALWAYS
 

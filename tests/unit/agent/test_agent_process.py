@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import UID, manifest, wait_until
+from agent_node import UID, manifest, wait_until
 
 from drastate.testing.driver import FakeDriver, node_root
 

@@ -8,7 +8,7 @@ import time
 import kubernetes.client
 import pytest
 import yaml
-from conftest import (
+from manager_node import (
     C1,
     C2,
     C3,

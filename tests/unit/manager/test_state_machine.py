@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from conftest import Claims, make_claim, make_pod, result
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -24,6 +23,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from manager_node import Claims, make_claim, make_pod, result
 
 from drastate import ManagerImpl, PodSnapshot, Settings
 from drastate.clock import SystemClock

@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from conftest import (
+from manager_node import (
     C1,
     C2,
     C3,
