@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TypeVar
 
@@ -29,6 +30,7 @@ from drastate.model import (
     DriverName,
     DriverRecord,
     Operation,
+    PodUID,
 )
 
 _log = logging.getLogger(__name__)
@@ -44,6 +46,8 @@ class Context:
 
     Attributes:
         boot_id: the boot this process runs in; None when unknown.
+        preparing: pods whose prepare runs now, by how many threads: whatever a listing says, they
+            live, and an embedder may list them only once they are prepared.
         trusted: what was prepared by this process: it needs no new prepare, whatever the policy.
             Touched under the claim's lock.
     """
@@ -55,6 +59,7 @@ class Context:
     boot_id: str | None
     locks: ClaimLocks = field(default_factory=ClaimLocks)
     in_flight: InFlight = field(default_factory=InFlight)
+    preparing: Counter[PodUID] = field(default_factory=Counter)
     trusted: set[tuple[ClaimUID, DriverName]] = field(default_factory=set)
 
     def is_current(self, uid: ClaimUID, driver: DriverName, record: DriverRecord) -> bool:
@@ -89,7 +94,7 @@ def call_isolated(
     try:
         results = call(driver, refs)
         if len(refs) > 1 and all(map(_refused_as_a_whole, results.values())):
-            return {ref.uid: call(driver, [ref])[ref.uid] for ref in refs}
+            return {ref.uid: _later(results[ref.uid], call(driver, [ref])[ref.uid]) for ref in refs}
     except Exception as error:  # noqa: BLE001 (the room promises none; the claims must not hang)
         bug = InternalError(f"the call to driver {driver} raised {error!r}; please report it")
         bug.__cause__ = error
@@ -142,6 +147,13 @@ def as_ours(error: Exception) -> DrastateError:
     bug = InternalError(f"a driver call ended with {error!r}; please report it")
     bug.__cause__ = error
     return bug
+
+
+def _later(first: CallResult, second: CallResult) -> CallResult:
+    """The second of two calls for a claim; that the first was lost counts until one succeeds."""
+    if second.error is None or first.answered:
+        return second
+    return replace(second, answered=False)
 
 
 def _refused_as_a_whole(result: CallResult) -> bool:

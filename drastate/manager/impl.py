@@ -270,7 +270,21 @@ class ManagerImpl:
                 self._note_refusal(pod, error)
                 raise
             self._refusals.pop(pod.uid, None)
-            self._preparer.prepare(pod, claims)
+            with self._preparing(pod.uid):
+                self._preparer.prepare(pod, claims)
+
+    @contextmanager
+    def _preparing(self, uid: PodUID) -> Iterator[None]:
+        preparing = self._context.preparing
+        with self._busy:
+            preparing[uid] += 1
+        try:
+            yield
+        finally:
+            with self._busy:
+                preparing[uid] -= 1
+                if not preparing[uid]:
+                    del preparing[uid]
 
     def get_resources(self, pod: Any, container: str) -> ContainerInfo:
         """What the runtime needs for one container of a prepared pod; for a container restart.
@@ -376,7 +390,8 @@ class _Target:
         self._unpreparer = unpreparer
 
     def held_pods(self) -> Collection[PodUID]:
-        return self._context.ledger.pods()
+        preparing = self._context.preparing
+        return [uid for uid in self._context.ledger.pods() if uid not in preparing]
 
     def mark_gone(self, pods: Collection[PodUID]) -> None:
         ledger = self._context.ledger

@@ -13,6 +13,7 @@ from manager_node import (
     FAST,
     GPU,
     GPU_RESULT,
+    NIC,
     P1,
     P2,
     G,
@@ -315,6 +316,14 @@ def test_c113_doubtful_listings_unprepare_nothing(node: Node, what: str) -> None
         wait_until(lambda: asked > begun + 8, "listings")
         assert node.states() == {("c1", G): "PREPARED"}
         assert node.g.unprepare_calls[C1] == 0
+
+
+def test_a_pod_in_the_middle_of_its_prepare_lives(node: Node, manager: ManagerImpl) -> None:
+    """Listings that do not have a pod yet while it is prepared do not make it look gone."""
+    node.live = {P2}
+    node.n.on_prepare.delay_s = 0.8
+    assert manager.prepare_resources(make_pod(P1, "c1", "c2"), "main").cdi_devices == (GPU, NIC)
+    assert node.g.unprepare_calls == node.n.unprepare_calls == {}
 
 
 def test_an_empty_listing_needs_a_third_look(node: Node) -> None:
