@@ -262,6 +262,9 @@ class PodReference:
     name: str
     releasing: bool = False
 
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
 
 @dataclass(frozen=True, slots=True)
 class DriverRecord:
@@ -390,7 +393,7 @@ class Event:
         kind: what happened.
         at: when.
         claim: the claim it happened to, None when it is about none.
-        pod_uid: the pod on whose behalf.
+        pod: the pod on whose behalf.
         driver: the driver concerned.
         attempt: which attempt in a row, counted from 1.
         duration_ms: how long the driver call took.
@@ -400,7 +403,7 @@ class Event:
     kind: EventKind
     at: datetime
     claim: ClaimRef | None = None
-    pod_uid: PodUID | None = None
+    pod: PodReference | None = None
     driver: DriverName | None = None
     attempt: int | None = None
     duration_ms: int | None = None

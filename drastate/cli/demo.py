@@ -95,9 +95,16 @@ class _Story:
         self.failed += not holds
         click.echo(f"   {'ok    ' if holds else 'FAILED'}  {text}")
 
-    def show(self, command: str, output: str) -> None:
-        click.echo(f"\n   $ {command}")
-        for line in output.rstrip().splitlines():
+    def show(self, node: _Node, *arguments: str) -> None:
+        """Runs a command that reads the ledger, before the reader's eyes; it must succeed."""
+        output, status = node.drastate(*arguments)
+        self.show_text(f"drastate {' '.join(arguments)}", output)
+        if status:
+            self.check(f"drastate {arguments[0]} succeeds", holds=False)
+
+    def show_text(self, title: str, text: str) -> None:
+        click.echo(f"\n   $ {title}")
+        for line in text.rstrip().splitlines():
             click.echo(f"   {line}")
         click.echo("")
 
@@ -146,8 +153,8 @@ class _Node:
                 process.kill()
             process.wait()
 
-    def drastate(self, *arguments: str) -> str:
-        """What an offline drastate command prints about the node's ledger."""
+    def drastate(self, *arguments: str) -> tuple[str, int]:
+        """What an offline drastate command prints about the node's ledger, and its status."""
         done = subprocess.run(  # noqa: S603 (our own command)
             [sys.executable, "-m", "drastate", *arguments, "--ledger", str(self.state)],
             capture_output=True,
@@ -155,12 +162,12 @@ class _Node:
             check=False,
             timeout=_PATIENCE_S,
         )
-        return done.stdout + done.stderr
+        return done.stdout + done.stderr, done.returncode
 
     def claim_status(self) -> str:
         """The claim's state by the ledger, asked as anybody could ask."""
         try:
-            found = json.loads(self.drastate("claims", "--all", "-o", "json"))
+            found = json.loads(self.drastate("claims", "--all", "-o", "json")[0])
         except ValueError:
             return "unknown"
         return next((row["status"] for row in found if row["uid"] == _CLAIM_UID), "unknown")
@@ -232,7 +239,7 @@ def demo(*, keep: bool) -> None:
             story.check(str(error), holds=False)
             for log in sorted(node.root.glob("*.log")):
                 tail = "\n".join(log.read_text(errors="replace").splitlines()[-10:])
-                story.show(f"tail {log.name}", tail)
+                story.show_text(f"tail {log.name}", tail)
     click.echo("")
     if story.failed:
         raise click.ClickException(f"{story.failed} of the steps did not hold")
@@ -274,7 +281,7 @@ def _kill_before_result(story: _Story, node: _Node, agent: subprocess.Popen[byte
     story.step("kill -9: the agent dies while it waits for the driver's answer.")
     _kill(agent)
     story.check("no devices were announced", node.device_file() is None)
-    story.show("drastate claims", node.drastate("claims"))
+    story.show(node, "claims")
     story.check("the ledger knew before the call: PREPARING", node.claim_status() == "PREPARING")
     _wait("the driver finishing on its own", node.cdi_names)
     story.check("the driver finished all the same: something is set up and owed", holds=True)
@@ -319,9 +326,9 @@ def _pod_leaves(story: _Story, node: _Node) -> None:
     time.sleep(1)
     unprepares = node.calls("NodeUnprepareResources")
     story.check("the driver was asked exactly once", unprepares == 1)
-    story.show("drastate claims --all", node.drastate("claims", "--all"))
-    story.show("drastate events", node.drastate("events"))
-    story.show("drastate check", node.drastate("check"))
+    story.show(node, "claims", "--all")
+    story.show(node, "events")
+    story.show(node, "check")
 
 
 def _end(story: _Story, agent: subprocess.Popen[bytes], driver: subprocess.Popen[bytes]) -> None:

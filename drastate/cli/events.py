@@ -24,9 +24,7 @@ _DETAIL_WIDTH = 160
 @click.command
 @inspects
 @click.option("--claim", help="Only of this claim: UID, its beginning, namespace/name or name.")
-@click.option(
-    "--pod", help="Only for this pod: UID or its beginning; by name while it holds a claim."
-)
+@click.option("--pod", help="Only for this pod: UID, its beginning, namespace/name or name.")
 @driver_option
 @click.option(
     "--kind",
@@ -95,7 +93,7 @@ def _line(event: EventRow) -> tuple[str, ...]:
         event.kind,
         event.claim or output.NONE,
         event.driver or output.NONE,
-        event.pod or event.pod_uid or output.NONE,
+        event.pod or output.NONE,
         _number(event.attempt),
         _number(event.duration_ms),
         output.shorten(event.detail or output.NONE, _DETAIL_WIDTH),

@@ -42,7 +42,7 @@ class EventFilter:
 
     Attributes:
         claim: UID, UID prefix, "namespace/name" or name; also of claims that are gone.
-        pod: UID or UID prefix, or the name of a pod that still holds a claim.
+        pod: UID, UID prefix, "namespace/name" or name.
         driver: of this driver.
         kind: of this kind.
         since: at or after this instant.
@@ -108,22 +108,15 @@ def event_where(wanted: EventFilter) -> tuple[str, dict[str, Any]]:
     """The WHERE clause on ``events``, "" for all of them. History outlives what it speaks of."""
     conditions: list[str] = []
     parameters: dict[str, Any] = {}
-    if wanted.claim is not None:
-        conditions.append(
-            "(claim = :claim OR claim_uid = :claim"
-            " OR substr(claim, instr(claim, '/') + 1) = :claim"
-            f" OR (length(:claim) >= {UID_PREFIX_MIN}"
-            " AND substr(claim_uid, 1, length(:claim)) = :claim))"
-        )
-        parameters["claim"] = wanted.claim
-    if wanted.pod is not None:
-        condition, more = reference_where(wanted.pod)
-        conditions.append(
-            f"(pod_uid IN (SELECT uid FROM pods WHERE {condition}) OR pod_uid = :pod"
-            f" OR (length(:pod) >= {UID_PREFIX_MIN}"
-            " AND substr(pod_uid, 1, length(:pod)) = :pod))"
-        )
-        parameters |= {**more, "pod": wanted.pod}
+    for column, reference in (("claim", wanted.claim), ("pod", wanted.pod)):
+        if reference is not None:
+            conditions.append(
+                f"({column} = :{column} OR {column}_uid = :{column}"
+                f" OR substr({column}, instr({column}, '/') + 1) = :{column}"
+                f" OR (length(:{column}) >= {UID_PREFIX_MIN}"
+                f" AND substr({column}_uid, 1, length(:{column})) = :{column}))"
+            )
+            parameters[column] = reference
     if wanted.driver is not None:
         conditions.append("driver = :driver")
         parameters["driver"] = wanted.driver

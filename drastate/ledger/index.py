@@ -32,7 +32,9 @@ class ClaimIndex:
 
     def of_pod(self, pod_uid: PodUID) -> tuple[ClaimRecord, ...]:
         """The claims that a pod holds, in the order it came to hold them."""
-        return self._records(self._by_pod.get(pod_uid, ()))
+        held = self._records(self._by_pod.get(pod_uid, ()))
+        # A commit may have been shown between the two look-ups.
+        return tuple(record for record in held if pod_uid in record.pods)
 
     def holds(self, pod_uid: PodUID) -> bool:
         """Whether the pod holds any claim. One set look-up."""

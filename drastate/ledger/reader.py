@@ -204,9 +204,8 @@ class LedgerReader:
         where, parameters = event_where(wanted)
         with self.query.transaction():
             newest_first = self.query.rows(
-                "SELECT id, at, kind, claim_uid, claim, pod_uid,"
-                " pods.namespace || '/' || pods.name, driver, attempt, duration_ms, detail"
-                f" FROM events LEFT JOIN pods ON pods.uid = pod_uid{where}"
+                "SELECT id, at, kind, claim_uid, claim, pod_uid, pod, driver, attempt,"
+                f" duration_ms, detail FROM events{where}"
                 " ORDER BY id DESC LIMIT :limit",
                 {**parameters, "limit": -1 if wanted.limit is None else wanted.limit},
             )

@@ -161,8 +161,8 @@ def _delete_idle_pod() -> Executable:
 def _insert_event() -> Executable:
     return insert(t.events).values(
         **_values(
-            *("at", "kind", "claim_uid", "claim", "pod_uid", "driver", "attempt"),
-            *("duration_ms", "detail"),
+            *("at", "kind", "claim_uid", "claim", "pod_uid", "pod", "driver"),
+            *("attempt", "duration_ms", "detail"),
         )
     )
 
@@ -281,7 +281,8 @@ def write_event(execute: Execute, event: Event) -> None:
             "kind": event.kind,
             "claim_uid": event.claim.uid if event.claim else None,
             "claim": str(event.claim) if event.claim else None,
-            "pod_uid": event.pod_uid,
+            "pod_uid": event.pod.uid if event.pod else None,
+            "pod": str(event.pod) if event.pod else None,
             "driver": event.driver,
             "attempt": event.attempt,
             "duration_ms": event.duration_ms,

@@ -174,6 +174,7 @@ events = Table(
     Column("claim_uid", Text),
     Column("claim", Text),
     Column("pod_uid", Text),
+    Column("pod", Text),
     Column("driver", Text),
     Column("attempt", Integer),
     Column("duration_ms", Integer),

@@ -196,7 +196,7 @@ class EventRow:
         claim_uid: the claim it happened to.
         claim: "namespace/name" of it, as of then.
         pod_uid: the pod on whose behalf.
-        pod: "namespace/name" of it while it still holds a claim, else None.
+        pod: "namespace/name" of it.
         driver: the driver concerned.
         attempt: which attempt in a row.
         duration_ms: how long the call took.

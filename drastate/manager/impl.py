@@ -37,6 +37,7 @@ from drastate.model import (
     Event,
     EventKind,
     Pod,
+    PodReference,
     PodSnapshot,
     PodUID,
 )
@@ -370,7 +371,7 @@ class ManagerImpl:
             Event(
                 EventKind.REFUSED,
                 now,
-                pod_uid=pod.uid,
+                pod=PodReference(pod.uid, pod.namespace, pod.name),
                 driver=getattr(failure, "driver", None),
                 detail=failure.message,
             )

@@ -137,6 +137,7 @@ class Preparer:
     def _record_intent(self, pod: Pod, claims: Sequence[Claim]) -> dict[DriverName, _Batch]:
         context = self._context
         now = context.clock.now()
+        holder = PodReference(pod.uid, pod.namespace, pod.name)
         batches: dict[DriverName, _Batch] = {}
         changes: list[ClaimRecord] = []
         events: list[Event] = []
@@ -144,12 +145,12 @@ class Preparer:
             old = context.ledger.find(claim.ref.uid)
             record = old or ClaimRecord(claim.ref, now, {}, {})
             is_new_pod = pod.uid not in record.pods
-            record = lifecycle.with_pod(record, PodReference(pod.uid, pod.namespace, pod.name))
+            record = lifecycle.with_pod(record, holder)
             record, called = self._plan(claim, record, batches)
             if called or is_new_pod:
                 kind = EventKind.PREPARE_STARTED if called else EventKind.POD_ADDED
                 detail = ", ".join(called) or None
-                events.append(Event(kind, now, claim.ref, pod.uid, detail=detail))
+                events.append(Event(kind, now, claim.ref, holder, detail=detail))
             if record is not old:
                 changes.append(record)
         if changes:
@@ -243,7 +244,7 @@ class Preparer:
                     kind,
                     now,
                     ref,
-                    pod.uid,
+                    PodReference(pod.uid, pod.namespace, pod.name),
                     driver,
                     call.intended.attempts,
                     round(duration_s * 1000),

@@ -169,7 +169,10 @@ class Unpreparer:
             if any(pod.uid not in leaving for pod in record.active_pods):
                 gone = [pod_uid for pod_uid in record.pods if pod_uid in leaving]
                 new = lifecycle.without_pods(record, gone)
-                events += [Event(EventKind.POD_RELEASED, now, record.ref, pod) for pod in gone]
+                events += [
+                    Event(EventKind.POD_RELEASED, now, record.ref, record.pods[pod_uid])
+                    for pod_uid in gone
+                ]
             elif context.in_flight.of_claim(uid):
                 plan.blocked.append(uid)
                 continue
@@ -232,7 +235,7 @@ class Unpreparer:
                     _result_kind(after, result),
                     now,
                     ref,
-                    next(iter(record.pods), None),
+                    next(iter(record.pods.values()), None),
                     driver,
                     intended.attempts,
                     round(duration_s * 1000),
@@ -259,15 +262,15 @@ def _is_unconfirmed(_: DriverName, record: DriverRecord) -> bool:
 
 
 def _intent_events(old: ClaimRecord, new: ClaimRecord, now: datetime) -> list[Event]:
-    pod_uid = next(iter(old.pods), None)
+    pod = next(iter(old.pods.values()), None)
     events = []
     if old.status is not ClaimState.UNPREPARING:
-        events.append(Event(EventKind.UNPREPARE_STARTED, now, old.ref, pod_uid))
+        events.append(Event(EventKind.UNPREPARE_STARTED, now, old.ref, pod))
     for name, driver in new.drivers.items():
         if driver.state is ClaimState.UNPREPARED and driver is not old.drivers[name]:
             skips = Operation.UNPREPARE in driver.skip
             why = "needs no call (skipNodeOperations)" if skips else "was never called"
-            events.append(Event(EventKind.UNPREPARED, now, old.ref, pod_uid, name, detail=why))
+            events.append(Event(EventKind.UNPREPARED, now, old.ref, pod, name, detail=why))
     return events
 
 

@@ -140,6 +140,7 @@ def upgrade() -> None:
         sa.Column("claim_uid", sa.Text),
         sa.Column("claim", sa.Text),
         sa.Column("pod_uid", sa.Text),
+        sa.Column("pod", sa.Text),
         sa.Column("driver", sa.Text),
         sa.Column("attempt", sa.Integer),
         sa.Column("duration_ms", sa.Integer),

@@ -126,17 +126,19 @@ def fill(ledger: ClaimLedger) -> None:
         {PodUID(P1): pod(P1, "p1")},
     )
     gone, older = held(C3, "c3", pod(P1, "p1")), held(C5, "c1", pod(P1, "p1"))
-    ledger.commit([gone, older], [Event(EventKind.PREPARED, T0, gone.ref, PodUID(P1), GPU, 1, 12)])
+    ledger.commit(
+        [gone, older], [Event(EventKind.PREPARED, T0, gone.ref, pod(P1, "p1"), GPU, 1, 12)]
+    )
     ledger.commit([settled(gone), settled(older)], [Event(EventKind.UNPREPARED, T0, gone.ref)])
     ledger.commit(
         [both, ending, failing],
         [
-            Event(EventKind.PREPARED, T0, both.ref, PodUID(P1), GPU, 1, 12),
+            Event(EventKind.PREPARED, T0, both.ref, pod(P1, "p1"), GPU, 1, 12),
             Event(
                 EventKind.UNPREPARE_FAILED,
                 T0 + timedelta(minutes=5),
                 ending.ref,
-                PodUID(P2),
+                pod(P2, "p2"),
                 NIC,
                 3,
                 detail=owed.last_error,

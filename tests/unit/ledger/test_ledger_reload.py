@@ -219,16 +219,16 @@ def test_a_pod_leaves_with_its_last_claim(ledger_file: Path) -> None:
 def test_the_history_keeps_order_and_every_field(ledger_file: Path) -> None:
     """Events come back in the order they were committed, between the open and the close."""
     event = Event(
-        EventKind.PREPARE_FAILED, T0, ref(C1, "c1"), PodUID(P1), GPU, 3, 250, "text\nof it"
+        EventKind.PREPARE_FAILED, T0, ref(C1, "c1"), pod(P1, "p1"), GPU, 3, 250, "text\nof it"
     )
     with ClaimLedger(ledger_file, clock=SteeredClock()) as ledger:
-        ledger.commit([], [event, Event(EventKind.REFUSED, T0, pod_uid=PodUID(P2))])
+        ledger.commit([], [event, Event(EventKind.REFUSED, T0, pod=pod(P2, "p2"))])
     with open_ledger(ledger_file) as reader:
         events = reader.events()
     assert [each.kind for each in events] == ["opened", "prepare_failed", "refused", "closed"]
     middle = events[1]
     assert (middle.at, middle.claim_uid, middle.claim) == (T0, C1, "default/c1")
-    assert (middle.pod_uid, middle.driver) == (P1, GPU)
+    assert (middle.pod_uid, middle.pod, middle.driver) == (P1, "default/p1", GPU)
     assert (middle.attempt, middle.duration_ms, middle.detail) == (3, 250, "text\nof it")
 
 
