@@ -12,6 +12,7 @@
         NotAllocatedError               no status.allocation
         InvalidClaimError               the claim object lacks what every claim must have
         UIDMismatchError                an older claim of the same name is still held
+        AllocationChangedError          allocated anew while a driver of before is still owed
         ClaimBusyError                  the claim is being unprepared right now
         NotPreparedError                devices asked for before they were prepared
       DriverError                     a DRA driver did not do its part
@@ -165,6 +166,10 @@ class UIDMismatchError(ClaimError):
     ) -> None:
         super().__init__(message, claim=claim, claim_uid=claim_uid, pod_uid=pod_uid)
         self.held_uid = held_uid
+
+
+class AllocationChangedError(ClaimError):
+    """The claim was allocated anew, at other drivers, while what it had before is still held."""
 
 
 class ClaimBusyError(ClaimError):

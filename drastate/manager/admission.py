@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 
 from drastate.errors import (
+    AllocationChangedError,
     ClaimError,
     ClusterError,
     DrastateError,
@@ -51,6 +52,7 @@ class Admission:
             PrepareError: more than one of these.
         """
         claims, failures = self._usable(pod)
+        failures += self._changed_allocations(pod, claims)
         failures += self._missing_drivers(claims)
         if not failures:
             failures += self._make_room(pod, claims)
@@ -76,6 +78,35 @@ class Admission:
             else:
                 by_name[name] = claim
         return list(by_name.values()), failures
+
+    def _changed_allocations(self, pod: Pod, claims: Sequence[Claim]) -> list[DrastateError]:
+        """An error for each claim that holds devices at a driver its allocation does not name now.
+
+        Source: ours. The kubelet compares UIDs alone and goes on with the drivers of before.
+        """
+        failures: list[DrastateError] = []
+        for claim in claims:
+            record = self._context.ledger.find(claim.ref.uid)
+            if record is None or not record.active_pods:
+                continue
+            named = lifecycle.skipped_operations(claim).keys()
+            left = sorted(
+                name
+                for name, driver in record.drivers.items()
+                if name not in named and lifecycle.owes_call(driver)
+            )
+            if left:
+                failures.append(
+                    AllocationChangedError(
+                        f"ResourceClaim {claim.ref} ({claim.ref.uid}) was allocated anew, but still"
+                        f" holds what {', '.join(left)} prepared for it; unprepare the pods that"
+                        f" hold it first: {', '.join(map(str, record.active_pods))}",
+                        claim=str(claim.ref),
+                        claim_uid=claim.ref.uid,
+                        pod_uid=pod.uid,
+                    )
+                )
+        return failures
 
     def _missing_drivers(self, claims: Sequence[Claim]) -> list[DrastateError]:
         """An error for each driver that has to be called and is not registered.

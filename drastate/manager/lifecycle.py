@@ -60,9 +60,17 @@ def with_driver(record: ClaimRecord, driver: DriverName, new: DriverRecord) -> C
 
 
 def prepare_skipped(
-    skip: frozenset[Operation], *, boot_id: str | None, now: datetime
+    old: DriverRecord | None, skip: frozenset[Operation], *, boot_id: str | None, now: datetime
 ) -> DriverRecord:
-    """A driver that needs no NodePrepareResources: prepared at once, with no devices."""
+    """A driver that needs no NodePrepareResources: prepared at once, with no devices.
+
+    One that was called under an earlier allocation of the claim still owes the unprepare.
+    """
+    if old is not None and old.called:
+        kept = skip - {Operation.UNPREPARE}
+        return replace(
+            old, state=ClaimState.PREPARED, since=now, devices=(), boot_id=boot_id, skip=kept
+        )
     return DriverRecord(ClaimState.PREPARED, now, boot_id=boot_id, skip=skip)
 
 

@@ -170,7 +170,7 @@ class Preparer:
             before = record.drivers.get(driver)
             if Operation.PREPARE in skip:
                 if before is None or before.state is not ClaimState.PREPARED:
-                    new = lifecycle.prepare_skipped(skip, boot_id=context.boot_id, now=now)
+                    new = lifecycle.prepare_skipped(before, skip, boot_id=context.boot_id, now=now)
                     record = lifecycle.with_driver(record, driver, new)
             elif context.in_flight.find(claim.ref.uid, driver) is not None:
                 batches.setdefault(driver, _Batch()).waiting.append(claim)

@@ -16,6 +16,7 @@ from manager_node import (
     GPU,
     GPU_RESULT,
     NIC,
+    NIC_RESULT,
     P1,
     P2,
     G,
@@ -28,6 +29,7 @@ from manager_node import (
 
 from drastate import DriverError, ManagerImpl, PrepareError, Settings
 from drastate.errors import (
+    AllocationChangedError,
     ClaimNotCreatedError,
     ClaimNotFoundError,
     DriverNotRegisteredError,
@@ -492,6 +494,33 @@ def test_c20_mixed_and_unprepare_only(node: Node, manager: ManagerImpl) -> None:
     manager.unprepare_resources(P1)
     assert (node.g.prepare_calls[C1], node.g.unprepare_calls[C1]) == (1, 1)
     assert (node.n.prepare_calls[C2], node.n.unprepare_calls[C2]) == (1, 0)
+
+
+def test_a_call_that_the_next_allocation_skips_is_still_owed(node: Node, manager) -> None:
+    """I2: a driver called under an allocation that was replaced by one that skips is unprepared."""
+    node.g.on_prepare.fail_times = 1
+    with pytest.raises(DriverRefusedError):
+        manager.prepare_pod_resources(make_pod(P1, "c1"))
+    skip = {"skipNodeOperations": ["*"]}
+    node.claims.put(make_claim(C1, "c1", [result(G, "gpu-0", "gpu", **skip)]))
+    assert manager.prepare_resources(make_pod(P1, "c1"), "main").cdi_devices == ()
+    manager.unprepare_resources(P1)
+    assert (node.g.prepare_calls[C1], node.g.unprepare_calls[C1]) == (1, 1)
+
+
+def test_a_driver_that_the_next_allocation_lacks_is_still_owed(node: Node, manager) -> None:
+    """I2: a claim that was allocated anew under the same UID ends at its old driver too."""
+    node.g.on_prepare.fail_times = 1
+    with pytest.raises(DriverRefusedError):
+        manager.prepare_pod_resources(make_pod(P1, "c1"))
+    node.claims.put(make_claim(C1, "c1", [NIC_RESULT]))
+    with pytest.raises(AllocationChangedError, match=f"{G} prepared for it.*default/pod-1"):
+        manager.prepare_resources(make_pod(P1, "c1"), "main")
+    manager.unprepare_resources(P1)
+    assert (node.g.unprepare_calls[C1], node.n.calls) == (1, [])
+    info = manager.prepare_resources(make_pod(P1, "c1"), "main")
+    assert info.cdi_devices == (NIC,)
+    assert node.states() == {("c1", N): "PREPARED"}
 
 
 # --- drivers that fail ----------------------------------------------------------------------------
