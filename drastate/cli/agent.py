@@ -8,7 +8,7 @@ from typing import Literal
 
 import click
 
-from drastate.cli.node import FOLDER, node_options
+from drastate.cli.node import FOLDER, load_quietly, node_options
 
 
 @click.command(epilog="Stop it with SIGTERM or Ctrl-C. It can be killed at any instant.")
@@ -85,6 +85,7 @@ def agent(  # noqa: PLR0917 (click names them)
     Example:
       drastate agent --manifests /etc/node/pods --state-dir /var/lib/drastate
     """
+    load_quietly()
     # grpc and the manager are loaded here, by the command that needs them.
     from drastate.agent.main import AgentOptions, run_agent  # noqa: PLC0415
     from drastate.config import Settings  # noqa: PLC0415

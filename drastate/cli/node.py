@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -44,6 +45,11 @@ _OPTIONS = (
         help="Time a driver has for one call, retries included. 45 is the kubelet's.",
     ),
 )
+
+
+def load_quietly() -> None:
+    """Before grpc is loaded: its C library keeps its lines off stderr, which carries our log."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def node_options(command: _C) -> _C:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from drastate.cli.node import node_options
+from drastate.cli.node import load_quietly, node_options
 from drastate.errors import DrastateError, UsageError
 
 if TYPE_CHECKING:  # loaded when the command runs: it brings grpc
@@ -28,6 +28,7 @@ def _manager(
     endpoint_root: Path | None,
     call_timeout_s: float,
 ) -> Iterator[ManagerImpl]:
+    load_quietly()
     from drastate.config import Settings  # noqa: PLC0415
     from drastate.manager.impl import ManagerImpl  # noqa: PLC0415
 

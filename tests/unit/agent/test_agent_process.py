@@ -53,10 +53,12 @@ def end(agent: subprocess.Popen[str]) -> tuple[int, str]:
 def test_sigterm_stops_it_cleanly(root: Path) -> None:
     """Exit status 0, JSON lines throughout, private files, and the ledger notes the clean stop."""
     (root / "manifests" / "one.yaml").write_text(manifest(1))
-    with FakeDriver(root / "plugins_registry"):
+    with FakeDriver(root / "plugins_registry") as driver:
         agent = start(root, "--log-format", "json")
         path = root / "state" / "pods" / f"{UID.format(1)}.json"
         wait_until(path.exists, "the device file")
+        driver.stop()
+        time.sleep(1)
         agent.terminate()
         status, told = end(agent)
     assert status == 0
