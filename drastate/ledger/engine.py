@@ -209,6 +209,9 @@ def _create_private(path: Path) -> None:
     # gives -wal and -shm the mode of the database.
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        # A file whose name is lost with the power is lost whole; so is the folder's own name.
+        sync(path.parent)
+        sync(path.absolute().parent.parent)
     except FileExistsError:
         return
     except OSError as error:
@@ -217,6 +220,19 @@ def _create_private(path: Path) -> None:
             " and belongs to this user",
             path=str(path),
         ) from error
+
+
+def sync(path: Path) -> None:
+    """Returns when a file, or the names in a folder, are on the disk.
+
+    Raises:
+        OSError: they are not.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _connect_writer(path: Path, busy_timeout_ms: int) -> sqlite3.Connection:

@@ -12,7 +12,7 @@ from pathlib import Path
 from sqlalchemy.engine import Connection
 
 from drastate.errors import LedgerCorruptError, LedgerNeedsUpgradeError, LedgerTooNewError
-from drastate.ledger.engine import raw_connection, sqlite_errors
+from drastate.ledger.engine import raw_connection, sqlite_errors, sync
 from drastate.ledger.tables import APPLICATION_ID, SCHEMA_REVISION, metadata
 
 _log = logging.getLogger(__name__)
@@ -173,15 +173,7 @@ def _back_up(connection: Connection, path: Path, revision: str) -> Path:
             source.backup(copy)
         finally:
             copy.close()
-    _sync(partial)
+    sync(partial)
     partial.rename(target)
-    _sync(target.parent)
+    sync(target.parent)
     return target
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
