@@ -38,6 +38,8 @@ class Settings:
         reconcile_period_s: pause between two reconcile runs. 60 is the kubelet's.
         confirm_gone_s: pause before a snapshot in which a pod is missing is checked by a second
             one.
+        snapshot_spacing_s: two looks at the live pods closer than this count as one, whoever asked.
+            Arbitrary; a listing that was wrong for a moment must not be its own second opinion.
         retry_owed_max_s: longest pause between two attempts at an unprepare that keeps failing;
             never given up.
         late_effect_guard_s: after an unprepare of a prepare that got no answer, the time until the
@@ -60,6 +62,7 @@ class Settings:
     first_look_s: float = 3.0
     reconcile_period_s: float = 60.0
     confirm_gone_s: float = 5.0
+    snapshot_spacing_s: float = 0.15
     retry_owed_max_s: float = 60.0
     late_effect_guard_s: float = 60.0
     reprepare: Literal["restart", "boot"] = "restart"

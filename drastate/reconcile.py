@@ -36,23 +36,41 @@ class LivePods:
         (C113).
     """
 
-    def __init__(self, source: Callable[[], PodSnapshot] | None) -> None:
+    def __init__(
+        self, source: Callable[[], PodSnapshot] | None, *, settings: Settings, clock: Clock
+    ) -> None:
         """Remembers where to ask; None: nobody can tell, so no pod is ever believed gone."""
         self._source = source
+        self._spacing_s = settings.snapshot_spacing_s
+        self._patience_s = settings.call_timeout_s
+        self._clock = clock
+        self._counted_at = -math.inf
         self._mutex = threading.Lock()
         self._missed: dict[PodUID, int] = {}
 
     def gone(self, held: Collection[PodUID]) -> frozenset[PodUID]:
         """Takes one snapshot; the pods of ``held`` that enough of them in a row have missed."""
-        with self._mutex:
+        if not self._mutex.acquire(timeout=self._patience_s):
+            _log.warning("the live pods are still being listed; no pod is taken for gone")
+            return frozenset()
+        try:
             snapshot = self._take()
             if snapshot is None:
-                self._missed.clear()
+                self._missed = {}
                 return frozenset()
             live = set(snapshot.uids)
-            self._missed = {uid: self._missed.get(uid, 0) + 1 for uid in held if uid not in live}
+            # Looks close together, from several threads say, are one opinion and not two.
+            now = self._clock.monotonic()
+            counts = int(now - self._counted_at >= self._spacing_s)
+            self._counted_at = now if counts else self._counted_at
+            missed = self._missed
+            self._missed = {
+                uid: max(1, missed.get(uid, 0) + counts) for uid in held if uid not in live
+            }
             enough = _AGREE if live else _AGREE_EMPTY
             return frozenset(uid for uid, times in self._missed.items() if times >= enough)
+        finally:
+            self._mutex.release()
 
     def suspects(self, pods: Collection[PodUID]) -> bool:
         """Whether the last snapshot missed all of ``pods``, so that the next may show them gone."""
@@ -138,6 +156,7 @@ class Reconciler:
         self._next_due = math.inf
         self._wake = threading.Event()
         self._stopped = False
+        self._looking: threading.Thread | None = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -185,14 +204,33 @@ class Reconciler:
             _log.info("pods are gone without a word", extra={"pod_uids": sorted(gone)})
             self._target.mark_gone(gone)
 
+    def _start_look(self) -> None:
+        """Looks in a thread of its own: a listing that hangs holds up no driver's duty."""
+        self._next_look = self._clock.monotonic() + self._settings.reconcile_period_s
+        if self._looking is None or not self._looking.is_alive():
+            self._looking = threading.Thread(
+                target=self._look_and_wake, name="drastate-look", daemon=True
+            )
+            self._looking.start()
+
+    def _look_and_wake(self) -> None:
+        try:
+            self._look()
+        except DrastateError as error:
+            _log.warning("live pods were not compared, will retry", extra={"error": str(error)})
+        except Exception:  # noqa: BLE001 (told, and tried again)
+            _log.exception("live pods were not compared, will retry; please report this")
+        self._wake.set()
+
     def _loop(self) -> None:
         while not self._stopped:
             self._wake.clear()
             try:
                 if self._clock.monotonic() >= self._next_look:
-                    self.run_once()
-                else:
-                    self._ask_drivers(wait=False)
+                    self._start_look()
+                self._ask_drivers(wait=False)
+                while self._target.prune() and not self._stopped:
+                    pass
             except DrastateError as error:
                 _log.warning("reconcile did not finish, will retry", extra={"error": str(error)})
             except Exception:  # noqa: BLE001 (told, and tried again; the loop must live)
@@ -213,7 +251,12 @@ class Reconciler:
                 if driver in self._asking:
                     continue
                 self._asking[driver] = thread
-            thread.start()
+            try:
+                thread.start()
+            except BaseException:
+                with self._mutex:
+                    del self._asking[driver]
+                raise
         if wait:
             with self._mutex:
                 asking = list(self._asking.values())

@@ -61,6 +61,8 @@ def read_prepare(
     def read(claim: ClaimRef, entry: _Prepared) -> CallResult:
         if entry.error:
             return reader.refused(claim, entry.error)
+        if (fault := _count_fault(entry.devices)) is not None:
+            return reader.broken(claim, fault)
         for device in entry.devices:
             if (fault := _find_fault(device)) is not None:
                 return reader.broken(claim, fault)
@@ -84,6 +86,11 @@ def read_unprepare(
 def shorten(text: str) -> str:
     """``text``, cut at `ERROR_TEXT_MAX` characters."""
     return text if len(text) <= ERROR_TEXT_MAX else f"{text[: ERROR_TEXT_MAX - 3]}..."
+
+
+#: Most devices, and most CDI device IDs, of one claim at one driver. Arbitrary, and far above what
+#: a node has; each is a row, and other pods' writes wait while they are stored.
+DEVICES_MAX = 16_384
 
 
 class _Reader(NamedTuple):
@@ -136,6 +143,15 @@ def _read(
         else:
             results[claim.uid] = reader.broken(claim, "it left the claim out")
     return Answer(results, tuple(sorted(set(entries) - set(results))))
+
+
+def _count_fault(devices: Sequence[_Device]) -> str | None:
+    if len(devices) > DEVICES_MAX:
+        return f"{len(devices)} devices for one claim, more than {DEVICES_MAX}"
+    ids = sum(len(device.cdi_device_ids) for device in devices)
+    if ids > DEVICES_MAX:
+        return f"{ids} CDI device IDs for one claim, more than {DEVICES_MAX}"
+    return None
 
 
 def _find_fault(device: _Device) -> str | None:

@@ -215,7 +215,15 @@ class Watcher:
         self._busy.add(path)
         self._handshakes[handshake] = thread
         entry.handshake = handshake
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:
+            # No more threads to be had; the next look tries again.
+            _log.warning("a plugin socket has to wait for a thread", extra={"endpoint": path})
+            handshake.close()
+            entry.handshake = None
+            del self._handshakes[handshake]
+            self._busy.discard(path)
 
     def _check_first_look(self) -> None:
         with self._lock:

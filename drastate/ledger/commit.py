@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import DBAPIError, OperationalError
 
 from drastate import faults
 from drastate.errors import LedgerUnwritableError
-from drastate.ledger.engine import raw_connection, sqlite_errors
+from drastate.ledger.engine import BEGIN, raw_connection, sqlite_errors
 
 #: Most pieces of work in one transaction. Arbitrary; bounds how long the first one waits.
 MAX_BATCH = 256
@@ -55,13 +54,13 @@ class GroupCommit:
             connection: the writer's.
             path: the database file, for texts.
         """
-        self._connection = connection
+        self._connection = connection  # kept open: it owns the raw one
         self._path = path
         self._raw = raw_connection(connection)
         self._mutex = threading.Lock()
         self._queue: deque[_Ticket] = deque()
         self._led = False
-        self._syncs = True
+        self._syncs: bool | None = True
         self._broken: LedgerUnwritableError | None = None
         # From just before COMMIT until memory shows the result.
         self._in_doubt = False
@@ -146,8 +145,11 @@ class GroupCommit:
             raise self._broken
         self._in_doubt = False
         self._set_synchronous(full=any(ticket.durable for ticket in batch))
-        with self._connection.begin():
-            execute = self._connection.exec_driver_sql
+        # The statements are SQLAlchemy's, their transaction is not: when a signal handler raises in
+        # it, SQLAlchemy throws the connection away, and the ledger with it.
+        execute = self._raw.execute
+        try:
+            execute(BEGIN)
             if len(batch) == 1:
                 batch[0].work(execute)
             else:
@@ -155,6 +157,11 @@ class GroupCommit:
                     self._apart(ticket, execute)
             faults.hit("ledger.before_commit")
             self._in_doubt = True
+            execute("COMMIT")
+        except BaseException:
+            if self._raw.in_transaction:
+                execute("ROLLBACK")
+            raise
         faults.hit("ledger.after_commit")
 
     def _apart(self, ticket: _Ticket, execute: Execute) -> None:
@@ -162,7 +169,7 @@ class GroupCommit:
         execute("SAVEPOINT ticket", {})
         try:
             ticket.work(execute)
-        except OperationalError:
+        except sqlite3.OperationalError:
             # The disk's or the file's fault: SQLite may have ended the whole transaction.
             raise
         except Exception as error:  # noqa: BLE001 (given to the thread that waits for it)
@@ -179,15 +186,14 @@ class GroupCommit:
 
     def _set_synchronous(self, *, full: bool) -> None:
         if full != self._syncs:
+            self._syncs = None  # unknown, should a signal handler raise in between
             self._raw.execute(f"PRAGMA synchronous = {'FULL' if full else 'NORMAL'}")
             self._syncs = full
 
     def _note_io_error(self, error: BaseException) -> None:
         # After a failed fsync the kernel may have dropped the pages and would report success the
         # next time: nothing written through this connection can be believed any more.
-        cause = error.__cause__
-        cause = cause.orig if isinstance(cause, DBAPIError) else cause
-        code = getattr(cause, "sqlite_errorcode", 0)
+        code = getattr(error.__cause__, "sqlite_errorcode", 0)
         if isinstance(error, LedgerUnwritableError) and code & 0xFF == sqlite3.SQLITE_IOERR:
             self._broken = error
 

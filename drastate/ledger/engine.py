@@ -30,6 +30,9 @@ from drastate.errors import (
 #: Name of the ledger in a state folder.
 LEDGER_FILE = "ledger.db"
 
+#: How every write transaction begins (see `open_writer`).
+BEGIN = "BEGIN IMMEDIATE"
+
 #: SQLite's primary result codes (the low byte of the extended ones) by what they mean for us.
 _PRIMARY = 0xFF
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
@@ -195,7 +198,7 @@ def open_writer(path: Path, *, busy_timeout_ms: int) -> tuple[Engine, Connection
     # SQLite takes the write lock at BEGIN and not at the first write: a transaction that reads
     # first could not be upgraded, and would fail at once whatever the busy timeout
     # (SQLITE_BUSY_SNAPSHOT).
-    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(BEGIN))
     with sqlite_errors(path):
         try:
             return engine, engine.connect()

@@ -46,9 +46,14 @@ def to_instant(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
+#: Longest free text that is stored. Arbitrary; whoever writes it cuts it before, this is the last
+#: net.
+FREE_TEXT_MAX = 4096
+
+
 def _printable(text: str | None) -> str | None:
     """Free text that UTF-8 can hold: a lone surrogate (from a file name, say) is spelled out."""
-    return text and text.encode("utf-8", "backslashreplace").decode()
+    return text and text[:FREE_TEXT_MAX].encode("utf-8", "backslashreplace").decode()
 
 
 # --- statements, compiled once --------------------------------------------------------------------

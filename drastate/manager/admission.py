@@ -40,7 +40,7 @@ class Admission:
         self._source = source
         self._unpreparer = unpreparer
         #: Who is alive; replaced when the manager starts.
-        self.live = LivePods(None)
+        self.live = LivePods(None, settings=context.settings, clock=context.clock)
 
     def admit(self, pod: Pod) -> list[Claim]:
         """The pod's claims, each once, in the pod's order.
@@ -77,7 +77,8 @@ class Admission:
                 failures.append(error)
             else:
                 by_name[name] = claim
-        return list(by_name.values()), failures
+        # By UID: a source may know one claim under two names.
+        return list({claim.ref.uid: claim for claim in by_name.values()}.values()), failures
 
     def _changed_allocations(self, pod: Pod, claims: Sequence[Claim]) -> list[DrastateError]:
         """An error for each claim that holds devices at a driver its allocation does not name now.

@@ -123,17 +123,20 @@ def call_and_record(
     """
     point = "prepare" if operation is Operation.PREPARE else "unprepare"
     call = context.drivers.prepare if operation is Operation.PREPARE else context.drivers.unprepare
-    faults.hit(f"{point}.before_call")
-    started = context.clock.monotonic()
-    results = call_isolated(call, driver, refs)
-    duration_s = context.clock.monotonic() - started
-    faults.hit(f"{point}.after_call")
-    with context.locks.hold(ref.uid for ref in refs):
-        try:
-            failures = record(results, duration_s)
-        except LedgerError as error:
-            failures = {ref.uid: [error] for ref in refs}
-        finally:
+    try:
+        faults.hit(f"{point}.before_call")
+        started = context.clock.monotonic()
+        results = call_isolated(call, driver, refs)
+        duration_s = context.clock.monotonic() - started
+        faults.hit(f"{point}.after_call")
+        with context.locks.hold(ref.uid for ref in refs):
+            try:
+                failures = record(results, duration_s)
+            except LedgerError as error:
+                failures = {ref.uid: [error] for ref in refs}
+    finally:
+        # Also when a signal handler raised in the call: others wait for these slots.
+        with context.locks.hold(ref.uid for ref in refs):
             for ref in refs:
                 context.in_flight.end(ref.uid, driver)
     faults.hit(f"{point}.after_result")
@@ -183,11 +186,18 @@ def in_parallel(jobs: Sequence[Callable[[], _T]]) -> list[_T]:
         threading.Thread(target=run, args=(position,), name="drastate-call", daemon=True)
         for position in range(1, len(jobs))
     ]
-    for thread in threads:
-        thread.start()
-    if jobs:
-        run(0)
-    for thread in threads:
+    started = []
+    here = [0] if jobs else []
+    for position, thread in enumerate(threads, 1):
+        try:
+            thread.start()
+            started.append(thread)
+        except RuntimeError:
+            # No more threads to be had: slower, but every job is done.
+            here.append(position)
+    for position in here:
+        run(position)
+    for thread in started:
         thread.join()
     if errors:
         raise errors[0]

@@ -110,7 +110,7 @@ class ManagerImpl:
         self._context = context
         self._unpreparer = Unpreparer(context)
         self._preparer = Preparer(context, self._unpreparer)
-        self._live = LivePods(None)
+        self._live = LivePods(None, settings=self._settings, clock=self._clock)
         self._admission = Admission(context, source, self._unpreparer)
         self._reconciler: Reconciler | None = None
         self._refusals: OrderedDict[PodUID, str] = OrderedDict()
@@ -167,7 +167,7 @@ class ManagerImpl:
             if self._state != "new":
                 raise ManagerClosedError(f"the manager cannot be started: it is {self._state}")
             self._state = "started"
-        self._live = LivePods(active_pods)
+        self._live = LivePods(active_pods, settings=self._settings, clock=self._clock)
         self._admission.live = self._live
         self._reconciler = Reconciler(
             _Target(self._context, self._unpreparer),
@@ -191,18 +191,26 @@ class ManagerImpl:
             if self._state == "closed":
                 return
             self._state = "closed"
-        if self._reconciler is not None:
-            self._reconciler.stop()
-        self._drivers.close()
-        with self._busy:
-            self._busy.wait_for(lambda: self._operations == 0, timeout=_CLOSE_S)
-        self._ledger.close()
+        try:
+            if self._reconciler is not None:
+                self._reconciler.stop()
+            self._drivers.close()
+            with self._busy:
+                self._busy.wait_for(lambda: self._operations == 0, timeout=_CLOSE_S)
+        finally:
+            self._ledger.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except LedgerError as error:
+            if kind is None:
+                raise
+            # What is in flight tells more than that its end could not be recorded.
+            _log.warning("the clean stop is not recorded", extra={"error": str(error)})
 
     @contextmanager
     def _operating(self) -> Iterator[None]:

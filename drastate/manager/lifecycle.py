@@ -29,6 +29,8 @@ from drastate.model import (
 #: Longest error text the ledger keeps. Arbitrary; a driver may answer megabytes.
 ERROR_TEXT_MAX = 1024
 
+_BEGUN = (ClaimState.PREPARING, ClaimState.PREPARED)
+
 Skips = Mapping[DriverName, frozenset[Operation]]
 
 
@@ -54,6 +56,16 @@ def with_pod(record: ClaimRecord, pod: PodReference) -> ClaimRecord:
 def with_driver(record: ClaimRecord, driver: DriverName, new: DriverRecord) -> ClaimRecord:
     """The claim, with one driver's record replaced."""
     return replace(record, drivers={**record.drivers, driver: new})
+
+
+def without_uncalled(
+    record: ClaimRecord, named: Collection[DriverName], now: datetime
+) -> ClaimRecord:
+    """The claim, done with drivers that its allocation names no more and that were never called."""
+    for name, driver in record.drivers.items():
+        if name not in named and not owes_call(driver) and driver.state in _BEGUN:
+            record = with_driver(record, name, _unprepared(driver, now))
+    return record
 
 
 # --- prepare --------------------------------------------------------------------------------------

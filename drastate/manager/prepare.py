@@ -109,7 +109,13 @@ class Preparer:
 
         Devices that are about to vanish must not be handed out (k8s #140527).
         """
-        record = self._context.ledger.find(claim.ref.uid)
+        context = self._context
+        if any(
+            slot.operation is Operation.UNPREPARE
+            for slot in context.in_flight.of_claim(claim.ref.uid)
+        ):
+            return True
+        record = context.ledger.find(claim.ref.uid)
         return record is not None and any(
             driver.state is ClaimState.UNPREPARING and driver.confirmed_at is None
             for driver in record.drivers.values()
@@ -145,7 +151,9 @@ class Preparer:
             old = context.ledger.find(claim.ref.uid)
             record = old or ClaimRecord(claim.ref, now, {}, {})
             is_new_pod = pod.uid not in record.pods
-            record = lifecycle.with_pod(record, holder)
+            record = lifecycle.without_uncalled(
+                lifecycle.with_pod(record, holder), lifecycle.skipped_operations(claim).keys(), now
+            )
             record, called = self._plan(claim, record, batches)
             if called or is_new_pod:
                 kind = EventKind.PREPARE_STARTED if called else EventKind.POD_ADDED

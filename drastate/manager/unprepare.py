@@ -193,6 +193,12 @@ class Unpreparer:
             # in between, the machine boots anew, and then nothing that the ledger calls PREPARED is
             # handed out before it was prepared again.
             context.ledger.commit(changes, events, durable=not plan.calls)
+            context.trusted.difference_update(
+                (record.ref.uid, name)
+                for record in changes
+                for name, driver in record.drivers.items()
+                if driver.state is ClaimState.UNPREPARED
+            )
         for name, refs in plan.calls.items():
             for ref in refs:
                 context.in_flight.begin(ref.uid, name, Operation.UNPREPARE)

@@ -20,6 +20,7 @@ SETTINGS = Settings(
     registry_poll_s=0.02,
     reconcile_period_s=0.1,
     confirm_gone_s=0.05,
+    snapshot_spacing_s=0.01,
     late_effect_guard_s=0.2,
     call_timeout_s=10.0,
 )

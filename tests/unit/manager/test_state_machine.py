@@ -38,7 +38,9 @@ DRIVERS = ("g.example.com", "n.example.com")
 CLAIMS = {"one": DRIVERS[:1], "two": DRIVERS[1:], "both": DRIVERS}
 PODS = ("p1", "p2", "p3")
 ANSWERS = ("ok", "refuses", "answer lost", "call lost", "lands late", "not sent")
-SETTINGS = Settings(late_effect_guard_s=0.001, reconcile_period_s=3600, confirm_gone_s=3600)
+SETTINGS = Settings(
+    snapshot_spacing_s=1e-6, late_effect_guard_s=0.001, reconcile_period_s=3600, confirm_gone_s=3600
+)
 
 
 class Crash(BaseException):

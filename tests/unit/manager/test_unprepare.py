@@ -332,7 +332,12 @@ def test_an_empty_listing_needs_a_third_look(node: Node) -> None:
         node.claims,
         state_dir=node.state,
         plugins_registry=node.registry,
-        settings=Settings(reconcile_period_s=3600, confirm_gone_s=3600, registry_poll_s=0.02),
+        settings=Settings(
+            reconcile_period_s=3600,
+            confirm_gone_s=3600,
+            registry_poll_s=0.02,
+            snapshot_spacing_s=1e-6,
+        ),
     )
     with manager:
         manager.start(lambda: PodSnapshot(set(), complete=True))
