@@ -192,6 +192,7 @@ def test_a_prepare_waits_for_a_confirmation_in_flight(node: Node) -> None:
 def test_an_uncalled_driver_of_an_older_allocation(node: Node, manager: ManagerImpl) -> None:
     """A driver that was never reached, and that the new allocation lacks, blocks nothing."""
     assert node.g.wait_registered()
+    time.sleep(0.3)  # its answer to that has to be back, or it counts as never told
     node.g.die()
     wait_until(lambda: "disconnected" in manager._drivers.explain(G), "disconnected")
     with pytest.raises(DrastateError):

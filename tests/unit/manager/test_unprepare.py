@@ -114,6 +114,7 @@ def test_c07_the_last_driver_ends_it(node: Node, manager: ManagerImpl) -> None:
 def test_c09_never_called_nothing_owed(node: Node, manager: ManagerImpl) -> None:
     """C09: a driver that no prepare ever reached is not waited for; the history says why."""
     assert node.g.wait_registered()
+    time.sleep(0.3)  # its answer to that has to be back, or it counts as never told
     node.g.die()
     wait_until(lambda: "disconnected" in manager._drivers.explain(G), "disconnected")
     with pytest.raises(DriverUnavailableError, match="disconnected"):
