@@ -42,11 +42,13 @@ class Settings:
             Arbitrary; a listing that was wrong for a moment must not be its own second opinion.
         retry_owed_max_s: longest pause between two attempts at an unprepare that keeps failing;
             never given up.
-        late_effect_guard_s: after an unprepare of a prepare that got no answer, the time until the
-            second, final confirmation is asked for. More than `call_timeout_s`, so that the lost
-            call has ended.
+        late_effect_guard_s: how long a call that got no answer may still take effect. An unprepare
+            within that time is confirmed once more after it, and a prepare waits for a lost
+            unprepare. More than `call_timeout_s`, so that the lost call has ended.
         reprepare: when a prepared claim is prepared again at its next use. "restart": once in each
             process, as the kubelet does; "boot": only after a reboot. Source: DESIGN, k8s #119850.
+        reprepare_on_register: when a driver registers anew, prepare again what live pods use of it.
+            For drivers that lose their memory when they restart. Off, as in the kubelet.
         pod_groups: accept claims that are reserved for, or owned by, the pod's PodGroup (KEP 5729).
         busy_timeout_ms: how long a ledger write waits for a foreign process that locks the file.
         tombstone_days: how long an unprepared claim stays in the ledger as history.
@@ -66,6 +68,7 @@ class Settings:
     retry_owed_max_s: float = 60.0
     late_effect_guard_s: float = 60.0
     reprepare: Literal["restart", "boot"] = "restart"
+    reprepare_on_register: bool = False
     pod_groups: bool = True
     busy_timeout_ms: int = 5_000
     tombstone_days: float = 14.0

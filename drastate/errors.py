@@ -176,6 +176,35 @@ class ClaimBusyError(ClaimError):
     """The claim is being unprepared for the pod before, or another call for it is in flight."""
 
 
+class DeviceInUseError(ClaimError):
+    """A device of the claim's allocation is still held by another claim.
+
+    Attributes:
+        device: "driver/pool/device".
+        held_uid: UID of the claim that holds it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        claim: str,
+        claim_uid: str,
+        device: str,
+        held_uid: str,
+        pod_uid: str | None = None,
+    ) -> None:
+        super().__init__(message, claim=claim, claim_uid=claim_uid, pod_uid=pod_uid)
+        self.device = device
+        self.held_uid = held_uid
+
+
+class ClaimHeldError(ClaimError):
+    """A claim cannot be abandoned: a live pod holds it, or nothing is owed for it."""
+
+    retryable: ClassVar[bool] = False
+
+
 class NotPreparedError(ClaimError):
     """Devices were asked for of a claim that is not prepared (for this pod, since this boot)."""
 
@@ -228,6 +257,15 @@ class DriverUnavailableError(DriverError):
 
 class DriverRefusedError(DriverError):
     """The driver answered with an error, for one claim (``code`` is None) or for the whole call."""
+
+
+class DriverPermanentError(DriverError):
+    """The embedder's hook says that no repetition will mend it; ``__cause__`` is the error itself.
+
+    It is not tried again before the driver registers anew, or the agent starts anew.
+    """
+
+    retryable: ClassVar[bool] = False
 
 
 class DriverProtocolError(DriverError):

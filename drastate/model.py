@@ -208,8 +208,8 @@ class CallResult:
         devices: on success of a prepare, the driver's complete answer (it replaces any answer
             before).
         called: False only when it is certain that no request left this process.
-        answered: False when a request left and no answer came back, so that it may still take
-            effect.
+        answered: False when a request left and no answer to it came back, so that it may still
+            take effect, even if a repeated one was answered since.
     """
 
     error: Exception | None = None
@@ -275,9 +275,8 @@ class DriverRecord:
         since: when it entered that state.
         called: a NodePrepareResources may have left the process since the last confirmed unprepare,
             so an unprepare is owed.
-        unanswered: one of those calls got no answer (deadline, lost connection, our own death) and
-            none after it
-            did: it may still land, even after an unprepare.
+        unanswered: one of those calls got no answer (deadline, lost connection, our own death) not
+            long ago: it may still land, even after an unprepare.
         attempts: calls of the operation that the state names, in a row without success; 0 after a
             success.
         failing_since: first failure of that row.
@@ -285,7 +284,9 @@ class DriverRecord:
         devices: the driver's last complete answer.
         boot_id: the boot in which it was prepared; None: unknown, to be treated as another boot.
         skip: operations the allocation says need no call, as of the time it was prepared.
-        confirmed_at: when the driver first confirmed the unprepare of an `unanswered` prepare.
+        confirmed_at: when the driver first confirmed an unprepare that has to be confirmed again,
+            because a call that got no answer may still take effect.
+        allocated: what the claim's allocation gave it at this driver when it was last prepared.
     """
 
     state: ClaimState
@@ -299,6 +300,7 @@ class DriverRecord:
     boot_id: str | None = None
     skip: frozenset[Operation] = frozenset()
     confirmed_at: datetime | None = None
+    allocated: tuple[AllocatedDevice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,6 +385,7 @@ class EventKind(enum.StrEnum):
     UNPREPARED = "unprepared"
     UNPREPARE_FAILED = "unprepare_failed"
     UNPREPARE_TO_CONFIRM = "unprepare_to_confirm"
+    ABANDONED = "abandoned"
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,8 +128,8 @@ class Target(Protocol):
     def is_registered(self, driver: DriverName) -> bool:
         """Whether the driver can be called."""
 
-    def settle(self, driver: DriverName, uids: Sequence[ClaimUID]) -> Mapping[ClaimUID, object]:
-        """Asks a driver to unprepare claims; those that failed."""
+    def settle(self, driver: DriverName, uids: Sequence[ClaimUID]) -> Mapping[ClaimUID, bool]:
+        """Asks a driver to unprepare claims; those that failed, and whether for good."""
 
     def prune(self) -> int:
         """Removes a little old history; how many rows."""
@@ -292,24 +292,24 @@ class Reconciler:
         return due
 
     def _ask(self, driver: DriverName, uids: Sequence[ClaimUID]) -> None:
-        failed: Collection[ClaimUID] = ()
+        failed: Mapping[ClaimUID, bool] = {}
         try:
             failed = self._target.settle(driver, uids)
         except DrastateError as error:
-            failed = uids
+            failed = dict.fromkeys(uids, False)
             _log.warning(
                 "claims could not be settled, will retry",
                 extra={"driver": driver, "error": str(error)},
             )
         except Exception:  # noqa: BLE001 (likewise)
-            failed = uids
+            failed = dict.fromkeys(uids, False)
             _log.exception("settling claims failed; please report this", extra={"driver": driver})
         finally:
             self._set_pauses(driver, uids, failed)
             self._wake.set()
 
     def _set_pauses(
-        self, driver: DriverName, uids: Sequence[ClaimUID], failed: Collection[ClaimUID]
+        self, driver: DriverName, uids: Sequence[ClaimUID], failed: Mapping[ClaimUID, bool]
     ) -> None:
         most = self._settings.retry_owed_max_s
         with self._mutex:
@@ -319,5 +319,8 @@ class Reconciler:
                 old = self._pauses.pop((uid, driver), None)
                 if uid in failed:
                     delay_s = min(most, 2 * (old.delay_s if old else 0.0) or 1.0)
-                    due = now + self._clock.jitter(0.8, 1.0) * delay_s
+                    # Never less than the pause: at its longest the rate is a promise.
+                    due = now + self._clock.jitter(1.0, 1.2) * delay_s
+                    if failed[uid]:
+                        due = math.inf
                     self._pauses[uid, driver] = _Pause(due, delay_s)

@@ -7,7 +7,7 @@ depends on what changed and not on how much the ledger holds.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
@@ -22,6 +22,7 @@ from sqlalchemy.sql.expression import Executable
 from drastate.ledger import tables as t
 from drastate.ledger.commit import Execute
 from drastate.model import (
+    AllocatedDevice,
     ClaimRecord,
     ClaimRef,
     ClaimState,
@@ -134,6 +135,24 @@ def _insert_device() -> Executable:
 
 
 @_compiled
+def _delete_allocations() -> Executable:
+    return delete(t.allocations).where(
+        t.allocations.c.claim_uid == bindparam("claim_uid"),
+        t.allocations.c.driver == bindparam("driver"),
+    )
+
+
+@_compiled
+def _insert_allocation() -> Executable:
+    return insert(t.allocations).values(
+        **_values(
+            *("claim_uid", "driver", "ordinal", "pool", "device", "share_id"),
+            *("request", "admin_access"),
+        )
+    )
+
+
+@_compiled
 def _insert_pod() -> Executable:
     return insert(t.pods).values(**_values("uid", "namespace", "name")).on_conflict_do_nothing()
 
@@ -235,23 +254,57 @@ def _write_driver(
             "confirmed_at": to_text(new.confirmed_at) if new.confirmed_at else None,
         },
     )
-    before = old.devices if old else ()
-    if new.devices == before:
+    key = {"claim_uid": uid, "driver": driver}
+    _write_devices(execute, key, old.devices if old else (), new.devices)
+    _write_allocations(execute, key, old.allocated if old else (), new.allocated)
+
+
+def _write_devices(
+    execute: Execute,
+    key: Mapping[str, str],
+    old: Sequence[PreparedDevice],
+    new: Sequence[PreparedDevice],
+) -> None:
+    if new == old:
         return
-    if before:
-        execute(_delete_devices(), {"claim_uid": uid, "driver": driver})
-    for ordinal, device in enumerate(new.devices):
+    if old:
+        execute(_delete_devices(), key)
+    for ordinal, device in enumerate(new):
         execute(
             _insert_device(),
             {
-                "claim_uid": uid,
-                "driver": driver,
+                **key,
                 "ordinal": ordinal,
                 "pool": device.pool,
                 "device": device.device,
                 "share_id": device.share_id,
                 "request_names": json.dumps(device.request_names),
                 "cdi_device_ids": json.dumps(device.cdi_device_ids),
+            },
+        )
+
+
+def _write_allocations(
+    execute: Execute,
+    key: Mapping[str, str],
+    old: Sequence[AllocatedDevice],
+    new: Sequence[AllocatedDevice],
+) -> None:
+    if new == old:
+        return
+    if old:
+        execute(_delete_allocations(), key)
+    for ordinal, device in enumerate(new):
+        execute(
+            _insert_allocation(),
+            {
+                **key,
+                "ordinal": ordinal,
+                "pool": device.pool,
+                "device": device.device,
+                "share_id": device.share_id,
+                "request": device.request,
+                "admin_access": int(device.admin_access),
             },
         )
 
@@ -314,7 +367,7 @@ def read_unsettled(connection: Connection) -> tuple[list[ClaimRecord], Problems]
     """
     problems: Problems = {}
     devices = _read_devices(connection, problems)
-    drivers = _read_drivers(connection, devices, problems)
+    drivers = _read_drivers(connection, devices, _read_allocations(connection), problems)
     pods = _read_pods(connection)
     records = []
     for uid, namespace, name, created_at in connection.exec_driver_sql(
@@ -350,9 +403,22 @@ def _read_devices(
     return devices
 
 
+def _read_allocations(connection: Connection) -> dict[tuple[str, str], list[AllocatedDevice]]:
+    allocated: dict[tuple[str, str], list[AllocatedDevice]] = {}
+    for uid, driver, pool, device, share_id, request, admin in connection.exec_driver_sql(
+        "SELECT claim_uid, driver, pool, device, share_id, request, admin_access"
+        f" FROM allocations WHERE {_UNSETTLED} ORDER BY claim_uid, driver, ordinal"
+    ):
+        allocated.setdefault((uid, driver), []).append(
+            AllocatedDevice(DriverName(driver), pool, device, request, share_id, bool(admin))
+        )
+    return allocated
+
+
 def _read_drivers(
     connection: Connection,
     devices: Mapping[tuple[str, str], list[PreparedDevice]],
+    allocated: Mapping[tuple[str, str], list[AllocatedDevice]],
     problems: Problems,
 ) -> dict[str, dict[DriverName, DriverRecord]]:
     drivers: dict[str, dict[DriverName, DriverRecord]] = {}
@@ -375,6 +441,7 @@ def _read_drivers(
                 boot_id=row[9],
                 skip=frozenset(operation for operation, skips in skip.items() if skips),
                 confirmed_at=to_instant(row[12]) if row[12] else None,
+                allocated=tuple(allocated.get((row[0], row[1]), ())),
             )
     return drivers
 

@@ -14,6 +14,9 @@ removes
 ``devices``        The driver's last complete answer, a row per device. Replaced whole; kept on a
                    tombstone as history. The two lists are JSON arrays of strings because nothing
                    queries into them: they go to the runtime as they came.
+``allocations``    What the claim's allocation gave it at a driver when it was last prepared, a row
+                   per device. Written before the driver is called, so that it is known who holds a
+                   device even when no answer came. Goes the way of ``devices``.
 ``pods``           Pods that hold at least one claim. Goes with the pod's last reference.
 ``claim_pods``     Which pod holds which claim. ``releasing`` = 1: the pod has asked to let go and
 not
@@ -43,7 +46,7 @@ from sqlalchemy import (
 )
 
 #: The schema this code reads and writes. Revisions are numbered, so that "newer" can be told.
-SCHEMA_REVISION = "0001"
+SCHEMA_REVISION = "0002"
 
 #: ``PRAGMA application_id`` of a claim ledger: "DRAS". Tells a ledger from any other SQLite file.
 APPLICATION_ID = 0x44524153
@@ -131,6 +134,30 @@ devices = Table(
         "cdi_device_ids",
         Text,
         CheckConstraint("json_type(cdi_device_ids) = 'array'", name="cdi_device_ids"),
+        nullable=False,
+    ),
+    ForeignKeyConstraint(
+        ["claim_uid", "driver"],
+        ["claim_drivers.claim_uid", "claim_drivers.driver"],
+        ondelete="CASCADE",
+    ),
+    sqlite_with_rowid=False,
+)
+
+allocations = Table(
+    "allocations",
+    metadata,
+    Column("claim_uid", Text, primary_key=True, nullable=False),
+    Column("driver", Text, primary_key=True, nullable=False),
+    Column("ordinal", Integer, primary_key=True, nullable=False),
+    Column("pool", Text, nullable=False),
+    Column("device", Text, nullable=False),
+    Column("share_id", Text),
+    Column("request", Text, nullable=False),
+    Column(
+        "admin_access",
+        Integer,
+        CheckConstraint("admin_access IN (0, 1)", name="admin_access"),
         nullable=False,
     ),
     ForeignKeyConstraint(

@@ -7,12 +7,15 @@ be deleted without any driver (kubelet 1.34+, "validation pass").
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from drastate.errors import (
     AllocationChangedError,
     ClaimError,
     ClusterError,
+    DeviceInUseError,
     DrastateError,
     DriverNotRegisteredError,
     PrepareError,
@@ -22,7 +25,15 @@ from drastate.kube.source import ClaimSource
 from drastate.manager import lifecycle, rules
 from drastate.manager.context import Context
 from drastate.manager.unprepare import Unpreparer
-from drastate.model import Claim, ClaimRecord, ClaimUID, DriverName, Operation, Pod, PodUID
+from drastate.model import (
+    AllocatedDevice,
+    Claim,
+    ClaimUID,
+    DriverName,
+    Operation,
+    Pod,
+    PodUID,
+)
 from drastate.reconcile import LivePods
 
 _log = logging.getLogger(__name__)
@@ -30,6 +41,18 @@ _log = logging.getLogger(__name__)
 #: Looks at the live pods, this far apart, that decide whether an older claim's pods are gone.
 _LOOKS = 3
 _LOOK_PAUSE_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class _Reason:
+    """Why a claim that is in the way is still there."""
+
+    text: str
+    cause: DrastateError | None = None
+
+
+#: It is being unprepared, or prepared, this very moment; or let go, but not for certain yet.
+_ENDING = _Reason("has not let go of it for certain yet; try again")
 
 
 class Admission:
@@ -128,34 +151,42 @@ class Admission:
                     failures.append(_not_registered(claim, driver, context))
         return failures
 
-    # --- an older claim of the same name ---
+    # --- claims that are in the way ---
 
     def _make_room(self, pod: Pod, claims: Sequence[Claim]) -> list[DrastateError]:
+        """Unprepares what is in the claims' way and whose pods are gone; why not, otherwise.
+
+        In the way is an older claim of the same name (k8s #131617: identity by name; the kubelet
+        waits there), and one that holds a device which the claim was given (k8s #141471).
+        """
+        context = self._context
         failures: list[DrastateError] = []
         for claim in claims:
-            for older in self._context.ledger.named(claim.ref.namespace, claim.ref.name):
-                if older.ref.uid != claim.ref.uid:
-                    error = self._evict(pod, claim, older)
-                    failures += [error] if error else []
+            in_the_way: dict[ClaimUID, Callable[[_Reason], DrastateError]] = {
+                older.ref.uid: partial(_mismatch, pod, claim, older.ref.uid)
+                for older in context.ledger.named(claim.ref.namespace, claim.ref.name)
+                if older.ref.uid != claim.ref.uid
+            }
+            devices = lifecycle.exclusive_devices(claim)
+            for held in context.holds.find_conflicts(claim.ref.uid, devices):
+                error = partial(device_in_use, context, claim, pod.uid, held)
+                in_the_way.setdefault(held[1], error)
+            for uid, make_error in in_the_way.items():
+                if reason := self._evict(uid):
+                    failures.append(make_error(reason))
         return failures
 
-    def _evict(self, pod: Pod, claim: Claim, older: ClaimRecord) -> DrastateError | None:
-        """Unprepares an older claim of the same name when its pods are gone; why not, otherwise.
-
-        Source: k8s #131617 (identity by name); ours goes on where the kubelet waits.
-        """
-        holders = {holder.uid for holder in older.active_pods}
+    def _evict(self, uid: ClaimUID) -> _Reason | None:
+        """Unprepares a claim when its pods are gone; why it is still there, otherwise."""
+        record = self._context.ledger.find(uid)
+        if record is None:
+            return None
+        holders = {holder.uid for holder in record.active_pods}
         if holders and not self._are_gone(holders):
-            names = ", ".join(f"{p.namespace}/{p.name} ({p.uid})" for p in older.active_pods)
-            return _mismatch(
-                pod, claim, older.ref.uid, f"is still held by {names}; it has to end first"
-            )
-        errors = self._unpreparer.finish([older.ref.uid], holders).get(older.ref.uid, [])
-        if errors:
-            error = _mismatch(pod, claim, older.ref.uid, f"has to end first: {errors[0].message}")
-            error.__cause__ = errors[0]
-            return error
-        return None
+            names = ", ".join(f"{p.namespace}/{p.name} ({p.uid})" for p in record.active_pods)
+            return _Reason(f"is still held by {names}; it has to end first")
+        errors = self._unpreparer.finish([record.ref.uid], holders).get(record.ref.uid, [])
+        return _Reason(f"has to end first: {errors[0].message}", errors[0]) if errors else None
 
     def _are_gone(self, pods: set[PodUID]) -> bool:
         clock = self._context.clock
@@ -201,12 +232,47 @@ def _not_registered(claim: Claim, driver: DriverName, context: Context) -> Drive
     )
 
 
-def _mismatch(pod: Pod, claim: Claim, held_uid: ClaimUID, why: str) -> UIDMismatchError:
-    return UIDMismatchError(
+def _mismatch(pod: Pod, claim: Claim, held_uid: ClaimUID, why: _Reason) -> UIDMismatchError:
+    error = UIDMismatchError(
         f"ResourceClaim {claim.ref} was re-created as {claim.ref.uid}, but the older one"
-        f" ({held_uid}) {why}",
+        f" ({held_uid}) {why.text}",
         claim=str(claim.ref),
         held_uid=held_uid,
         claim_uid=claim.ref.uid,
         pod_uid=pod.uid,
     )
+    error.__cause__ = why.cause
+    return error
+
+
+def device_in_use(
+    context: Context,
+    claim: Claim,
+    pod_uid: PodUID,
+    held: tuple[AllocatedDevice, ClaimUID],
+    why: _Reason = _ENDING,
+) -> DeviceInUseError:
+    """The error of a claim whose device another claim holds.
+
+    Args:
+        context: the rooms.
+        claim: the claim that was to be prepared.
+        pod_uid: for this pod.
+        held: what it was given, and who holds that.
+        why: why the holder is still there.
+    """
+    device, uid = held
+    name = "/".join(filter(None, (device.driver, device.pool, device.device, device.share_id)))
+    record = context.ledger.find(uid)
+    holder = f"{record.ref} ({uid})" if record else uid
+    error = DeviceInUseError(
+        f"ResourceClaim {claim.ref} ({claim.ref.uid}) cannot be prepared: its device {name} belongs"
+        f" to ResourceClaim {holder}, which {why.text}",
+        claim=str(claim.ref),
+        claim_uid=claim.ref.uid,
+        device=name,
+        held_uid=uid,
+        pod_uid=pod_uid,
+    )
+    error.__cause__ = why.cause
+    return error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TypeVar
@@ -15,20 +15,26 @@ from drastate.clock import Clock
 from drastate.config import Settings
 from drastate.errors import (
     DrastateError,
+    DriverError,
+    DriverPermanentError,
     DriverRefusedError,
     InternalError,
     LedgerError,
     PodResourcesError,
 )
 from drastate.manager.api import Drivers, Ledger
+from drastate.manager.devices import DeviceHolds
 from drastate.manager.locks import ClaimLocks, InFlight
+from drastate.manager.losses import Losses
 from drastate.model import (
     CallResult,
+    ClaimRecord,
     ClaimRef,
     ClaimState,
     ClaimUID,
     DriverName,
     DriverRecord,
+    Event,
     Operation,
     PodUID,
 )
@@ -41,6 +47,24 @@ Failures = dict[ClaimUID, list[DrastateError]]
 
 
 @dataclass(frozen=True, slots=True)
+class CallTime:
+    """When a driver call was made.
+
+    Attributes:
+        started: on the monotonic clock.
+        duration_s: how long it took.
+    """
+
+    started: float
+    duration_s: float
+
+    @property
+    def duration_ms(self) -> int:
+        """As the history stores it."""
+        return round(self.duration_s * 1000)
+
+
+@dataclass(frozen=True, slots=True)
 class Context:
     """The rooms a manager works with, and who works on which claim.
 
@@ -50,6 +74,9 @@ class Context:
             live, and an embedder may list them only once they are prepared.
         trusted: what was prepared by this process: it needs no new prepare, whatever the policy.
             Touched under the claim's lock.
+        losses: calls without an answer that may still take effect.
+        holds: which claim holds which device.
+        is_permanent: the embedder's word on errors that no repetition will mend.
     """
 
     ledger: Ledger
@@ -57,6 +84,9 @@ class Context:
     settings: Settings
     clock: Clock
     boot_id: str | None
+    losses: Losses
+    holds: DeviceHolds
+    is_permanent: Callable[[DriverError], bool] | None = None
     locks: ClaimLocks = field(default_factory=ClaimLocks)
     in_flight: InFlight = field(default_factory=InFlight)
     preparing: Counter[PodUID] = field(default_factory=Counter)
@@ -79,6 +109,56 @@ class Context:
         if record is None or not self.is_current(uid, driver, record):
             return True
         return self.settings.reprepare == "restart" and (uid, driver) not in self.trusted
+
+    def commit(
+        self, changes: Sequence[ClaimRecord], events: Iterable[Event] = (), *, durable: bool = True
+    ) -> None:
+        """Writes to the ledger, and forgets in memory what is over by that.
+
+        Raises:
+            LedgerError: nothing was written, and nothing is forgotten.
+        """
+        self.ledger.commit(changes, tuple(events), durable=durable)
+        for record in changes:
+            uid = record.ref.uid
+            for name, driver in record.drivers.items():
+                if driver.state is ClaimState.UNPREPARED:
+                    self.trusted.discard((uid, name))
+                    self.losses.forget(uid, name)
+                    self.holds.drop(uid, name)
+
+    def as_ours(self, error: Exception) -> DrastateError:
+        """An error of a call's result as one of our tree; anything else in it is a bug of ours."""
+        if isinstance(error, DriverError):
+            return self._as_permanent(error) if self._declared_permanent(error) else error
+        if isinstance(error, DrastateError):
+            return error
+        bug = InternalError(f"a driver call ended with {error!r}; please report it")
+        bug.__cause__ = error
+        return bug
+
+    def _declared_permanent(self, error: DriverError) -> bool:
+        if self.is_permanent is None:
+            return False
+        try:
+            return self.is_permanent(error)
+        except Exception:  # noqa: BLE001 (the embedder's code; what it cannot tell is tried again)
+            _log.exception("the hook for permanent errors failed; the error counts as temporary")
+            return False
+
+    @staticmethod
+    def _as_permanent(error: DriverError) -> DriverPermanentError:
+        permanent = DriverPermanentError(
+            f"{error.message} (declared permanent: not tried again before the driver registers"
+            " anew)",
+            driver=error.driver,
+            endpoint=error.endpoint,
+            claim=error.claim,
+            claim_uid=error.claim_uid,
+            code=error.code,
+        )
+        permanent.__cause__ = error
+        return permanent
 
 
 def call_isolated(
@@ -107,7 +187,7 @@ def call_and_record(
     operation: Operation,
     driver: DriverName,
     refs: Sequence[ClaimRef],
-    record: Callable[[Mapping[ClaimUID, CallResult], float], Failures],
+    record: Callable[[Mapping[ClaimUID, CallResult], CallTime], Failures],
 ) -> Failures:
     """Calls a driver with no lock held, records how it ended, and closes the claims' slots.
 
@@ -116,7 +196,7 @@ def call_and_record(
         operation: which call; the slots of all claims are open for it.
         driver: whom to call.
         refs: the claims.
-        record: writes the results (and the seconds the call took) to the ledger, under the locks.
+        record: writes the results to the ledger, under the locks.
 
     Returns:
         What failed, the ledger included: then the intent stands, which assumed the worst.
@@ -127,11 +207,14 @@ def call_and_record(
         faults.hit(f"{point}.before_call")
         started = context.clock.monotonic()
         results = call_isolated(call, driver, refs)
-        duration_s = context.clock.monotonic() - started
+        time = CallTime(started, context.clock.monotonic() - started)
         faults.hit(f"{point}.after_call")
         with context.locks.hold(ref.uid for ref in refs):
+            for uid, result in results.items():
+                if not result.answered:
+                    context.losses.note(uid, driver, operation)
             try:
-                failures = record(results, duration_s)
+                failures = record(results, time)
             except LedgerError as error:
                 failures = {ref.uid: [error] for ref in refs}
     finally:
@@ -143,20 +226,9 @@ def call_and_record(
     return failures
 
 
-def as_ours(error: Exception) -> DrastateError:
-    """An error of a call's result as one of our tree; anything else in it is a bug of ours."""
-    if isinstance(error, DrastateError):
-        return error
-    bug = InternalError(f"a driver call ended with {error!r}; please report it")
-    bug.__cause__ = error
-    return bug
-
-
 def _later(first: CallResult, second: CallResult) -> CallResult:
-    """The second of two calls for a claim; that the first was lost counts until one succeeds."""
-    if second.error is None or first.answered:
-        return second
-    return replace(second, answered=False)
+    """The second of two calls for a claim; that the first was lost still counts."""
+    return second if first.answered else replace(second, answered=False)
 
 
 def _refused_as_a_whole(result: CallResult) -> bool:

@@ -14,6 +14,8 @@ from drastate.clock import Clock, SystemClock
 from drastate.config import KUBELET_PLUGINS_REGISTRY, Settings
 from drastate.errors import (
     DrastateError,
+    DriverError,
+    DriverPermanentError,
     LedgerError,
     LedgerUnwritableError,
     ManagerClosedError,
@@ -22,12 +24,15 @@ from drastate.kube.pod import parse_pod, parse_pod_uid
 from drastate.kube.source import as_claim_source
 from drastate.ledger.claims import ClaimLedger
 from drastate.ledger.engine import LEDGER_FILE
-from drastate.manager import lookup
+from drastate.manager import abandon, lookup
 from drastate.manager.admission import Admission
 from drastate.manager.api import Drivers, Ledger
 from drastate.manager.context import Context
+from drastate.manager.devices import DeviceHolds
 from drastate.manager.lifecycle import owes_call
+from drastate.manager.losses import Losses
 from drastate.manager.prepare import Preparer
+from drastate.manager.reprepare import Repreparer
 from drastate.manager.unprepare import Unpreparer
 from drastate.model import (
     ClaimState,
@@ -69,6 +74,7 @@ class ManagerImpl:
         ledger: Ledger | None = None,
         drivers: Drivers | None = None,
         clock: Clock | None = None,
+        permanent_error: Callable[[DriverError], bool] | None = None,
     ) -> None:
         """Opens the claim ledger; what an earlier process owes is known from here on.
 
@@ -85,6 +91,10 @@ class ManagerImpl:
             ledger: an open ledger instead of the one in ``state_dir``.
             drivers: a `Drivers` instead of the plugins in ``plugins_registry``.
             clock: the time; the system's by default.
+            permanent_error: says of a driver's error whether no repetition will ever mend it. Such
+                an error is raised as `DriverPermanentError`, and what is owed is not asked for
+                again before the driver registers anew. None: every error is taken for temporary,
+                as by the kubelet.
 
         Raises:
             UsageError: an argument cannot be used.
@@ -100,21 +110,28 @@ class ManagerImpl:
         self._ledger = ledger or self._open_ledger(state_dir, node_name)
         # Kept: this one method is called for every pod status, so it must stay a look-up.
         self._holds = self._ledger.holds
+        known = self._ledger.all()
         context = Context(
             ledger=self._ledger,
             drivers=self._drivers,
             settings=self._settings,
             clock=self._clock,
             boot_id=self._clock.boot_id(),
+            losses=Losses(known, clock=self._clock, guard_s=self._settings.late_effect_guard_s),
+            holds=DeviceHolds(known),
+            is_permanent=permanent_error,
         )
         self._context = context
         self._unpreparer = Unpreparer(context)
         self._preparer = Preparer(context, self._unpreparer)
+        self._repreparer = Repreparer(self._preparer.prepare_anew, self._operating, self._clock)
         self._live = LivePods(None, settings=self._settings, clock=self._clock)
         self._admission = Admission(context, source, self._unpreparer)
         self._reconciler: Reconciler | None = None
         self._refusals: OrderedDict[PodUID, str] = OrderedDict()
         self._busy = threading.Condition()
+        # Reentrant: a signal handler may close what its thread is closing.
+        self._ending = threading.RLock()
         self._operations = 0
         self._state = "new"
 
@@ -176,6 +193,8 @@ class ManagerImpl:
             clock=self._clock,
         )
         self._drivers.on_registered(self._reconciler.driver_registered)
+        if self._settings.reprepare_on_register:
+            self._drivers.on_registered(self._repreparer.driver_registered)
         self._drivers.start()
         self._reconciler.start()
 
@@ -187,18 +206,21 @@ class ManagerImpl:
         Raises:
             LedgerError: the clean stop could not be recorded; everything is closed all the same.
         """
-        with self._busy:
-            if self._state == "closed":
-                return
-            self._state = "closed"
-        try:
-            if self._reconciler is not None:
-                self._reconciler.stop()
-            self._drivers.close()
+        # A second caller returns when the first is done: what follows counts on the ledger's lock.
+        with self._ending:
             with self._busy:
-                self._busy.wait_for(lambda: self._operations == 0, timeout=_CLOSE_S)
-        finally:
-            self._ledger.close()
+                if self._state == "closed":
+                    return
+                self._state = "closed"
+            try:
+                self._repreparer.close()
+                if self._reconciler is not None:
+                    self._reconciler.stop()
+                self._drivers.close()
+                with self._busy:
+                    self._busy.wait_for(lambda: self._operations == 0, timeout=_CLOSE_S)
+            finally:
+                self._ledger.close()
 
     def __enter__(self) -> Self:
         return self
@@ -344,6 +366,40 @@ class ManagerImpl:
         """
         return self._holds(uid)  # type: ignore[arg-type]
 
+    def abandon(self, claim: str, driver: str, *, reason: str, by: str = "an embedder") -> None:
+        """Declares that a driver will never confirm: what it owes a claim is owed no more.
+
+        For a driver that was removed for good; whatever it left behind on the node stays there. It
+        is written to the history, and never happens by itself.
+
+        Args:
+            claim: UID, or "namespace/name".
+            driver: the driver's name.
+            reason: why, for the history.
+            by: who says so, for the history.
+
+        Raises:
+            ClaimNotFoundError: nothing is held or owed for the claim.
+            ClaimHeldError: a live pod holds it, or the driver owes it nothing.
+            ClaimBusyError: the driver is being called for it.
+            UsageError: no reason, no such driver, or several claims of that name.
+            LedgerError: the ledger cannot be written; nothing is changed.
+            ManagerClosedError: not started, or closed.
+
+        Source: ours; upstream tells operators to edit state files (k8s #129402).
+        """
+        context = self._context
+        with self._operating():
+            uid = abandon.get_owed(context.ledger, claim).ref.uid
+            with context.locks.hold([uid]):
+                record = abandon.get_owed(context.ledger, uid)
+                if context.in_flight.find(uid, DriverName(driver)) is not None:
+                    raise abandon.busy(record, DriverName(driver))
+                after, event = abandon.abandoned(
+                    record, DriverName(driver), reason=reason, by=by, clock=self._clock
+                )
+                context.commit([after], [event])
+
     def on_driver_registered(self, callback: Callable[[DriverName], None]) -> None:
         """Has ``callback`` called, from a thread of ours, whenever a driver becomes usable (again).
 
@@ -422,8 +478,12 @@ class _Target:
     def is_registered(self, driver: DriverName) -> bool:
         return self._context.drivers.is_registered(driver)
 
-    def settle(self, driver: DriverName, uids: Sequence[ClaimUID]) -> Mapping[ClaimUID, object]:
-        return self._unpreparer.call(driver, uids)
+    def settle(self, driver: DriverName, uids: Sequence[ClaimUID]) -> Mapping[ClaimUID, bool]:
+        failures = self._unpreparer.call(driver, uids)
+        return {
+            uid: any(isinstance(error, DriverPermanentError) for error in errors)
+            for uid, errors in failures.items()
+        }
 
     def prune(self) -> int:
         settings = self._context.settings

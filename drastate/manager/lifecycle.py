@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from drastate.model import (
+    AllocatedDevice,
     CallResult,
     Claim,
     ClaimRecord,
@@ -44,6 +45,19 @@ def skipped_operations(claim: Claim) -> dict[DriverName, frozenset[Operation]]:
         known = skips.get(device.driver)
         skips[device.driver] = device.skip if known is None else known & device.skip
     return skips
+
+
+def allocated_at(claim: Claim, driver: DriverName) -> tuple[AllocatedDevice, ...]:
+    """What a claim's allocation gives it at one driver."""
+    return tuple(device for device in claim.allocation or () if device.driver == driver)
+
+
+def exclusive_devices(claim: Claim) -> tuple[AllocatedDevice, ...]:
+    """The devices that a prepare of the claim is about, so that no other claim may hold them."""
+    skips = skipped_operations(claim)
+    return tuple(
+        device for device in claim.allocation or () if Operation.PREPARE not in skips[device.driver]
+    )
 
 
 def with_pod(record: ClaimRecord, pod: PodReference) -> ClaimRecord:
@@ -87,7 +101,10 @@ def prepare_skipped(
 
 
 def prepare_intended(
-    old: DriverRecord | None, skip: frozenset[Operation], now: datetime
+    old: DriverRecord | None,
+    skip: frozenset[Operation],
+    allocated: tuple[AllocatedDevice, ...],
+    now: datetime,
 ) -> DriverRecord:
     """Before NodePrepareResources: it may have left, and no answer is known.
 
@@ -95,12 +112,17 @@ def prepare_intended(
     it answered last, until a new answer replaces them.
     """
     if old is None or old.state in (ClaimState.UNPREPARED, ClaimState.UNPREPARING):
-        # UNPREPARING gets here only when the driver has confirmed and the guard time of a lost
-        # prepare runs; that lost prepare may still land, so `unanswered` is carried over.
-        return DriverRecord(
-            ClaimState.PREPARING, now, called=True, unanswered=True, attempts=1, skip=skip
-        )
-    return replace(old, called=True, unanswered=True, attempts=old.attempts + 1, skip=skip)
+        # UNPREPARING gets here only when the driver has confirmed, and only the guard time of a
+        # lost prepare still runs.
+        old = DriverRecord(ClaimState.PREPARING, now)
+    return replace(
+        old,
+        called=True,
+        unanswered=True,
+        attempts=old.attempts + 1,
+        skip=skip,
+        allocated=allocated,
+    )
 
 
 def prepare_ended(
@@ -110,6 +132,7 @@ def prepare_ended(
     *,
     devices: tuple[PreparedDevice, ...],
     boot_id: str | None,
+    may_land: bool,
     now: datetime,
 ) -> DriverRecord:
     """After NodePrepareResources.
@@ -120,15 +143,15 @@ def prepare_ended(
         result: how the call ended.
         devices: the driver's answer.
         boot_id: the present boot.
+        may_land: this call, or one not long before it, got no answer and may still take effect.
         now: the present.
     """
     if result.error is None:
-        # An answer settles the calls before it: the driver works on a claim in order.
         return replace(
             intended,
             state=ClaimState.PREPARED,
             since=now,
-            unanswered=False,
+            unanswered=may_land,
             attempts=0,
             failing_since=None,
             last_error=None,
@@ -136,12 +159,11 @@ def prepare_ended(
             boot_id=boot_id,
             confirmed_at=None,
         )
-    lost_before = before is not None and before.unanswered
     owed_before = before is not None and before.called
     return replace(
         intended,
         called=owed_before or result.called,
-        unanswered=lost_before or (result.called and not result.answered),
+        unanswered=may_land,
         failing_since=intended.failing_since or now,
         last_error=error_text(result.error),
     )
@@ -191,11 +213,20 @@ def unprepare_intended(
     return release_pods(replace(record, drivers=drivers, pods=pods))
 
 
-def unprepare_ended(intended: DriverRecord, result: CallResult, now: datetime) -> DriverRecord:
+def unprepare_ended(
+    intended: DriverRecord, result: CallResult, *, may_land: bool, now: datetime
+) -> DriverRecord:
     """After NodeUnprepareResources.
 
-    The first confirmation of a claim with a lost prepare is not the last word: that prepare may
-    still land. The driver stays UNPREPARING until a second confirmation, after a guard time.
+    A confirmation is not the last word while a lost call may still land: a prepare after it, an
+    unprepare after the next prepare. The driver stays UNPREPARING until one that was asked for
+    after the guard time.
+
+    Args:
+        intended: the record the intent wrote.
+        result: how the call ended.
+        may_land: when the call was made, an earlier one without an answer might still take effect.
+        now: the present.
     """
     if result.error is not None:
         return replace(
@@ -203,9 +234,17 @@ def unprepare_ended(intended: DriverRecord, result: CallResult, now: datetime) -
             failing_since=intended.failing_since or now,
             last_error=error_text(result.error),
         )
-    if intended.unanswered and intended.confirmed_at is None:
-        return replace(intended, confirmed_at=now, attempts=0, failing_since=None, last_error=None)
+    if may_land:
+        confirmed_at = intended.confirmed_at or now
+        return replace(
+            intended, confirmed_at=confirmed_at, attempts=0, failing_since=None, last_error=None
+        )
     return _unprepared(intended, now)
+
+
+def given_up(driver: DriverRecord, now: datetime) -> DriverRecord:
+    """A driver that will never confirm, as an operator says: it owes nothing any more."""
+    return _unprepared(driver, now)
 
 
 def release_pods(record: ClaimRecord) -> ClaimRecord:

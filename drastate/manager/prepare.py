@@ -15,10 +15,11 @@ from drastate.errors import (
     PrepareError,
 )
 from drastate.manager import lifecycle
+from drastate.manager.admission import device_in_use
 from drastate.manager.context import (
+    CallTime,
     Context,
     Failures,
-    as_ours,
     call_and_record,
     in_parallel,
     log_failure,
@@ -31,6 +32,7 @@ from drastate.model import (
     CallResult,
     Claim,
     ClaimRecord,
+    ClaimRef,
     ClaimState,
     ClaimUID,
     DriverName,
@@ -42,12 +44,17 @@ from drastate.model import (
     PodReference,
 )
 
+#: At most this many calls at once prepare anew what a driver had prepared. Arbitrary; one claim
+#: that hangs holds up its own share of them only.
+_ANEW_CALLS_MAX = 8
+
 
 @dataclass(frozen=True, slots=True)
 class _Call:
     """A NodePrepareResources to make for one claim, its intent already durable."""
 
-    claim: Claim
+    ref: ClaimRef
+    holder: PodReference
     before: DriverRecord | None
     intended: DriverRecord
 
@@ -58,6 +65,17 @@ class _Batch:
 
     calls: list[_Call] = field(default_factory=list)
     waiting: list[Claim] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What an intent leads to: work by driver, and the claims that were refused."""
+
+    batches: dict[DriverName, _Batch] = field(default_factory=dict)
+    failures: Failures = field(default_factory=dict)
+
+    def batch(self, driver: DriverName) -> _Batch:
+        return self.batches.setdefault(driver, _Batch())
 
 
 class Preparer:
@@ -72,37 +90,96 @@ class Preparer:
 
         Raises:
             ClaimBusyError: a claim is being unprepared for an earlier pod, and that did not end.
+            DeviceInUseError: another claim holds a device of the claim.
             LedgerError: the intent (then no driver was called) or a result could not be written.
             DriverError: one driver failed.
             PrepareError: more than one failure.
         """
+        context = self._context
+        holder = PodReference(pod.uid, pod.namespace, pod.name)
+        deadline = context.clock.monotonic() + context.settings.call_timeout_s
         faults.hit("prepare.before_intent")
-        batches = self._begin(pod, claims)
-        jobs = [partial(self._drive, pod, driver, batch) for driver, batch in batches.items()]
+        with context.locks.hold(claim.ref.uid for claim in claims):
+            ending = [claim for claim in claims if self._is_ending(claim)]
+            plan = self._record_intent(holder, [each for each in claims if each not in ending])
         raise_failures(
             PrepareError,
             pod=str(pod),
             pod_uid=pod.uid,
             claims=[claim.ref for claim in claims],
-            failures=merge(in_parallel(jobs)),
+            failures=merge(
+                in_parallel(
+                    [
+                        partial(self._carry_out, holder, plan),
+                        *(partial(self._end_first, holder, each, deadline) for each in ending),
+                    ]
+                )
+            ),
         )
 
-    # --- the intent ---
+    def prepare_anew(self, driver: DriverName) -> Failures:
+        """Asks a driver again for everything that it had prepared for live pods.
 
-    def _begin(self, pod: Pod, claims: Sequence[Claim]) -> dict[DriverName, _Batch]:
-        """Makes the pod's references and the calls to come durable, and opens their slots."""
+        A failure keeps what it answered last, and the duty to unprepare it.
+
+        Raises:
+            LedgerError: the intent could not be written.
+
+        Source: ours (`Settings.reprepare_on_register`); dra-example-driver #249.
+        """
+        uids = [
+            record.ref.uid
+            for record in self._context.ledger.all()
+            if (known := record.drivers.get(driver)) and _is_in_use(record, known)
+        ]
+        share = -(-len(uids) // _ANEW_CALLS_MAX) or 1
+        return merge(
+            in_parallel(
+                [
+                    partial(self._prepare_anew, driver, uids[start : start + share])
+                    for start in range(0, len(uids), share)
+                ]
+            )
+        )
+
+    def _prepare_anew(self, driver: DriverName, uids: Sequence[ClaimUID]) -> Failures:
         context = self._context
-        deadline = context.clock.monotonic() + context.settings.call_timeout_s
-        while True:
-            with context.locks.hold(claim.ref.uid for claim in claims):
-                ending = [claim for claim in claims if self._is_ending(claim)]
-                if not ending:
-                    return self._record_intent(pod, claims)
-                slots = {
-                    claim.ref.uid: context.in_flight.of_claim(claim.ref.uid) for claim in ending
-                }
-            for claim in ending:
-                self._end_first(pod, claim, slots[claim.ref.uid], deadline)
+        now = context.clock.now()
+        plan = _Plan()
+        changes: list[ClaimRecord] = []
+        with context.locks.hold(uids):
+            for uid in uids:
+                record = context.ledger.find(uid)
+                before = record.drivers.get(driver) if record else None
+                if record is None or before is None or not _is_in_use(record, before):
+                    continue
+                if context.in_flight.find(uid, driver) is None:
+                    intended = lifecycle.prepare_intended(
+                        before, before.skip, before.allocated, now
+                    )
+                    changes.append(lifecycle.with_driver(record, driver, intended))
+                    plan.batch(driver).calls.append(
+                        _Call(record.ref, record.active_pods[0], before, intended)
+                    )
+            if not changes:
+                return {}
+            context.commit(
+                changes,
+                [
+                    Event(
+                        EventKind.PREPARE_STARTED,
+                        now,
+                        record.ref,
+                        record.active_pods[0],
+                        detail=f"{driver} (it registered anew)",
+                    )
+                    for record in changes
+                ],
+            )
+            self._open_slots(plan)
+        return self._call(driver, plan.batch(driver).calls)
+
+    # --- a claim that is being unprepared for an earlier pod ---
 
     def _is_ending(self, claim: Claim) -> bool:
         """Whether the claim's unprepare for an earlier pod is under way: that is finished first.
@@ -121,7 +198,25 @@ class Preparer:
             for driver in record.drivers.values()
         )
 
-    def _end_first(self, pod: Pod, claim: Claim, slots: Sequence[Slot], deadline: float) -> None:
+    def _end_first(self, holder: PodReference, claim: Claim, deadline: float) -> Failures:
+        """Prepares one claim once its unprepare has ended; the pod's others do not wait for it."""
+        context = self._context
+        uid = claim.ref.uid
+        try:
+            while True:
+                with context.locks.hold([uid]):
+                    if not self._is_ending(claim):
+                        plan = self._record_intent(holder, [claim])
+                        break
+                    slots = context.in_flight.of_claim(uid)
+                self._end(holder, claim, slots, deadline)
+        except (ClaimBusyError, LedgerError) as error:
+            return {uid: [error]}
+        return self._carry_out(holder, plan)
+
+    def _end(
+        self, holder: PodReference, claim: Claim, slots: Sequence[Slot], deadline: float
+    ) -> None:
         context = self._context
         cause: DrastateError | None = None
         if slots:
@@ -132,29 +227,48 @@ class Preparer:
             cause = next((error for errors in failures.values() for error in errors), None)
         if cause is not None or context.clock.monotonic() >= deadline:
             reason = f": {cause.message}" if cause else ""
-            raise ClaimBusyError(
-                f"ResourceClaim {claim.ref} ({claim.ref.uid}) is still being unprepared for the pod"
-                f" before; it can be prepared once its drivers have confirmed, try again{reason}",
-                claim=str(claim.ref),
-                claim_uid=claim.ref.uid,
-                pod_uid=pod.uid,
+            raise self._busy(
+                holder,
+                claim,
+                "is still being unprepared for the pod before; it can be prepared once its drivers"
+                f" have confirmed, try again{reason}",
             ) from cause
 
-    def _record_intent(self, pod: Pod, claims: Sequence[Claim]) -> dict[DriverName, _Batch]:
+    def _busy(self, holder: PodReference, claim: Claim, why: str) -> ClaimBusyError:
+        return ClaimBusyError(
+            f"ResourceClaim {claim.ref} ({claim.ref.uid}) {why}",
+            claim=str(claim.ref),
+            claim_uid=claim.ref.uid,
+            pod_uid=holder.uid,
+        )
+
+    # --- the intent ---
+
+    def _record_intent(self, holder: PodReference, claims: Sequence[Claim]) -> _Plan:
+        """Makes the pod's references and the calls to come durable, and opens their slots.
+
+        The locks are held. A claim that has to wait is refused, and nothing is recorded for it.
+
+        Raises:
+            LedgerError: nothing was recorded, and no driver is called.
+        """
         context = self._context
         now = context.clock.now()
-        holder = PodReference(pod.uid, pod.namespace, pod.name)
-        batches: dict[DriverName, _Batch] = {}
+        plan = _Plan()
         changes: list[ClaimRecord] = []
         events: list[Event] = []
         for claim in claims:
             old = context.ledger.find(claim.ref.uid)
+            refusal = self._refusal(holder, claim, old)
+            if refusal is not None:
+                plan.failures[claim.ref.uid] = [refusal]
+                continue
             record = old or ClaimRecord(claim.ref, now, {}, {})
-            is_new_pod = pod.uid not in record.pods
+            is_new_pod = holder.uid not in record.pods
             record = lifecycle.without_uncalled(
                 lifecycle.with_pod(record, holder), lifecycle.skipped_operations(claim).keys(), now
             )
-            record, called = self._plan(claim, record, batches)
+            record, called = self._plan(holder, claim, record, plan)
             if called or is_new_pod:
                 kind = EventKind.PREPARE_STARTED if called else EventKind.POD_ADDED
                 detail = ", ".join(called) or None
@@ -162,15 +276,45 @@ class Preparer:
             if record is not old:
                 changes.append(record)
         if changes:
-            context.ledger.commit(changes, events)
-        self._open_slots(batches)
+            try:
+                context.commit(changes, events)
+            except LedgerError:
+                self._give_back(changes)
+                raise
+        self._open_slots(plan)
         faults.hit("prepare.after_intent")
-        return batches
+        return plan
+
+    def _refusal(
+        self, holder: PodReference, claim: Claim, record: ClaimRecord | None
+    ) -> DrastateError | None:
+        """Why a claim cannot be prepared right now; None, and its devices are its own: it can."""
+        context = self._context
+        uid = claim.ref.uid
+        for driver in record.drivers if record else ():
+            left_s = context.losses.left_s(uid, driver, Operation.UNPREPARE)
+            if left_s > 0:
+                return self._busy(
+                    holder,
+                    claim,
+                    f"was unprepared, but a NodeUnprepareResources call before got no answer from"
+                    f" driver {driver} and may still take effect; try again in {left_s:.0f} s",
+                )
+        conflicts = context.holds.take(uid, lifecycle.exclusive_devices(claim))
+        return device_in_use(context, claim, holder.uid, conflicts[0]) if conflicts else None
+
+    def _give_back(self, changes: Sequence[ClaimRecord]) -> None:
+        """Nothing was recorded: what the claims took for it is free again."""
+        for record in changes:
+            known = self._context.ledger.find(record.ref.uid)
+            for driver in record.drivers:
+                if known is None or driver not in known.drivers:
+                    self._context.holds.drop(record.ref.uid, driver)
 
     def _plan(
-        self, claim: Claim, record: ClaimRecord, batches: dict[DriverName, _Batch]
+        self, holder: PodReference, claim: Claim, record: ClaimRecord, plan: _Plan
     ) -> tuple[ClaimRecord, list[DriverName]]:
-        """Adds what each driver of a claim has to do to ``batches``; the record it will have."""
+        """Adds what each driver of a claim has to do to ``plan``; the record it will have."""
         context = self._context
         now = context.clock.now()
         called: list[DriverName] = []
@@ -181,103 +325,111 @@ class Preparer:
                     new = lifecycle.prepare_skipped(before, skip, boot_id=context.boot_id, now=now)
                     record = lifecycle.with_driver(record, driver, new)
             elif context.in_flight.find(claim.ref.uid, driver) is not None:
-                batches.setdefault(driver, _Batch()).waiting.append(claim)
+                plan.batch(driver).waiting.append(claim)
             elif context.needs_prepare(claim.ref.uid, driver, before):
-                intended = lifecycle.prepare_intended(before, skip, now)
+                intended = lifecycle.prepare_intended(
+                    before, skip, lifecycle.allocated_at(claim, driver), now
+                )
                 record = lifecycle.with_driver(record, driver, intended)
-                batch = batches.setdefault(driver, _Batch())
-                batch.calls.append(_Call(claim, before, intended))
+                plan.batch(driver).calls.append(_Call(claim.ref, holder, before, intended))
                 called.append(driver)
         return record, called
 
-    def _open_slots(self, batches: dict[DriverName, _Batch]) -> None:
-        for driver, batch in batches.items():
+    def _open_slots(self, plan: _Plan) -> None:
+        for driver, batch in plan.batches.items():
             for call in batch.calls:
-                self._context.in_flight.begin(call.claim.ref.uid, driver, Operation.PREPARE)
+                self._context.in_flight.begin(call.ref.uid, driver, Operation.PREPARE)
 
     # --- the calls ---
 
-    def _drive(self, pod: Pod, driver: DriverName, batch: _Batch) -> Failures:
+    def _carry_out(self, holder: PodReference, plan: _Plan) -> Failures:
+        jobs = [
+            partial(self._drive, holder, driver, batch) for driver, batch in plan.batches.items()
+        ]
+        return merge([plan.failures, *in_parallel(jobs)])
+
+    def _drive(self, holder: PodReference, driver: DriverName, batch: _Batch) -> Failures:
         """One driver's part: the own calls in one batch, then whatever others were doing."""
         context = self._context
         deadline = context.clock.monotonic() + context.settings.call_timeout_s
         failures: Failures = {}
         while batch.calls or batch.waiting:
             if batch.calls:
-                failures.update(self._call(pod, driver, batch.calls))
-            batch = self._join(pod, driver, batch.waiting, deadline, failures)
+                failures.update(self._call(driver, batch.calls))
+            batch = self._join(holder, driver, batch.waiting, deadline, failures)
         return failures
 
-    def _call(self, pod: Pod, driver: DriverName, calls: Sequence[_Call]) -> Failures:
+    def _call(self, driver: DriverName, calls: Sequence[_Call]) -> Failures:
         return call_and_record(
             self._context,
             Operation.PREPARE,
             driver,
-            [call.claim.ref for call in calls],
-            partial(self._record_results, pod, driver, calls),
+            [call.ref for call in calls],
+            partial(self._record_results, driver, calls),
         )
 
     def _record_results(
         self,
-        pod: Pod,
         driver: DriverName,
         calls: Sequence[_Call],
         results: Mapping[ClaimUID, CallResult],
-        duration_s: float,
+        time: CallTime,
     ) -> Failures:
         context = self._context
         now = context.clock.now()
         failures: Failures = {}
         changes, events, prepared = [], [], []
         for call in calls:
-            ref = call.claim.ref
-            result = results[ref.uid]
-            record = context.ledger.find(ref.uid)
+            uid = call.ref.uid
+            result = results[uid]
+            error = None if result.error is None else context.as_ours(result.error)
+            record = context.ledger.find(uid)
             if record is None:
-                raise AssertionError(f"claim {ref.uid} left the ledger during a call")
+                raise AssertionError(f"claim {uid} left the ledger during a call")
             after = lifecycle.prepare_ended(
                 call.before,
                 call.intended,
-                result,
+                replace(result, error=error),
                 devices=cdi.with_full_request_names(
-                    result.devices, call.claim.allocation or (), driver
+                    result.devices, call.intended.allocated, driver
                 ),
                 boot_id=context.boot_id,
+                may_land=context.losses.left_s(uid, driver, Operation.PREPARE) > 0,
                 now=now,
             )
             changes.append(lifecycle.with_driver(record, driver, after))
-            kind = EventKind.PREPARED if result.error is None else EventKind.PREPARE_FAILED
             events.append(
                 Event(
-                    kind,
+                    EventKind.PREPARED if error is None else EventKind.PREPARE_FAILED,
                     now,
-                    ref,
-                    PodReference(pod.uid, pod.namespace, pod.name),
+                    call.ref,
+                    call.holder,
                     driver,
                     call.intended.attempts,
-                    round(duration_s * 1000),
+                    time.duration_ms,
                     after.last_error,
                 )
             )
-            if result.error is None:
-                prepared.append((ref.uid, driver))
+            if error is None:
+                prepared.append((uid, driver))
                 continue
-            failures[ref.uid] = [as_ours(result.error)]
+            failures[uid] = [error]
             log_failure(
                 "a driver did not prepare a claim",
-                ref=ref,
+                ref=call.ref,
                 driver=driver,
                 before=call.before.last_error if call.before else None,
                 after=after,
-                duration_s=duration_s,
+                duration_s=time.duration_s,
             )
-        context.ledger.commit(changes, events)
+        context.commit(changes, events)
         context.trusted.update(prepared)
+        context.trusted.difference_update((uid, driver) for uid in failures)
         return failures
 
     def _join(
         self,
-        pod: Pod,
+        holder: PodReference,
         driver: DriverName,
         waiting: Sequence[Claim],
         deadline: float,
@@ -305,38 +457,48 @@ class Preparer:
             return _Batch()
         with context.locks.hold(claim.ref.uid for claim in waiting):
             try:
-                return self._take_over(pod, driver, waiting, failures)
+                return self._take_over(holder, driver, waiting, failures)
             except LedgerError as error:
                 failures.update({claim.ref.uid: [error] for claim in waiting})
                 return _Batch()
 
     def _take_over(
-        self, pod: Pod, driver: DriverName, waiting: Sequence[Claim], failures: Failures
+        self,
+        holder: PodReference,
+        driver: DriverName,
+        waiting: Sequence[Claim],
+        failures: Failures,
     ) -> _Batch:
         context = self._context
-        batches: dict[DriverName, _Batch] = {driver: _Batch()}
+        plan = _Plan()
         changes: list[ClaimRecord] = []
         for claim in waiting:
             record = context.ledger.find(claim.ref.uid)
-            holder = record.pods.get(pod.uid) if record else None
-            if record is None or holder is None or holder.releasing:
+            known = record.pods.get(holder.uid) if record else None
+            if record is None or known is None or known.releasing:
                 failures[claim.ref.uid] = [
                     ClaimBusyError(
-                        f"pod {pod} let go of ResourceClaim {claim.ref} while it was prepared",
+                        f"pod {holder} let go of ResourceClaim {claim.ref} while it was prepared",
                         claim=str(claim.ref),
                         claim_uid=claim.ref.uid,
-                        pod_uid=pod.uid,
+                        pod_uid=holder.uid,
                     )
                 ]
                 continue
-            only = replace(
-                claim,
-                allocation=tuple(d for d in claim.allocation or () if d.driver == driver),
-            )
-            planned, called = self._plan(only, record, batches)
+            only = replace(claim, allocation=lifecycle.allocated_at(claim, driver))
+            planned, called = self._plan(holder, only, record, plan)
             if called:
                 changes.append(planned)
         if changes:
-            context.ledger.commit(changes)
-        self._open_slots(batches)
-        return batches[driver]
+            context.commit(changes)
+        self._open_slots(plan)
+        return plan.batch(driver)
+
+
+def _is_in_use(record: ClaimRecord, driver: DriverRecord) -> bool:
+    """Whether a live pod uses what a driver has prepared."""
+    return (
+        bool(record.active_pods)
+        and driver.state is ClaimState.PREPARED
+        and Operation.PREPARE not in driver.skip
+    )

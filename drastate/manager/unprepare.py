@@ -7,7 +7,7 @@ Neither the pod object nor the claim's source is consulted: both may be gone or 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 
@@ -19,9 +19,9 @@ from drastate.errors import (
 )
 from drastate.manager import lifecycle
 from drastate.manager.context import (
+    CallTime,
     Context,
     Failures,
-    as_ours,
     call_and_record,
     in_parallel,
     log_failure,
@@ -192,13 +192,7 @@ class Unpreparer:
             # Not synced when a call follows: its result is, and covers this. Should the power fail
             # in between, the machine boots anew, and then nothing that the ledger calls PREPARED is
             # handed out before it was prepared again.
-            context.ledger.commit(changes, events, durable=not plan.calls)
-            context.trusted.difference_update(
-                (record.ref.uid, name)
-                for record in changes
-                for name, driver in record.drivers.items()
-                if driver.state is ClaimState.UNPREPARED
-            )
+            context.commit(changes, events, durable=not plan.calls)
         for name, refs in plan.calls.items():
             for ref in refs:
                 context.in_flight.begin(ref.uid, name, Operation.UNPREPARE)
@@ -221,7 +215,7 @@ class Unpreparer:
         driver: DriverName,
         refs: Sequence[ClaimRef],
         results: Mapping[ClaimUID, CallResult],
-        duration_s: float,
+        time: CallTime,
     ) -> Failures:
         context = self._context
         now = context.clock.now()
@@ -234,7 +228,13 @@ class Unpreparer:
                 raise AssertionError(f"claim {ref.uid} left the ledger during a call")
             intended = record.drivers[driver]
             result = results[ref.uid]
-            after = lifecycle.unprepare_ended(intended, result, now)
+            error = None if result.error is None else context.as_ours(result.error)
+            after = lifecycle.unprepare_ended(
+                intended,
+                replace(result, error=error),
+                may_land=context.losses.any_left(ref.uid, driver, at=time.started),
+                now=now,
+            )
             changes.append(lifecycle.release_pods(lifecycle.with_driver(record, driver, after)))
             events.append(
                 Event(
@@ -244,21 +244,21 @@ class Unpreparer:
                     next(iter(record.pods.values()), None),
                     driver,
                     intended.attempts,
-                    round(duration_s * 1000),
+                    time.duration_ms,
                     after.last_error,
                 )
             )
-            if result.error is not None:
-                failures[ref.uid] = [_waiting(ref, driver, after, result.error)]
+            if error is not None:
+                failures[ref.uid] = [_waiting(ref, driver, after, error)]
                 log_failure(
                     "a driver did not unprepare a claim",
                     ref=ref,
                     driver=driver,
                     before=intended.last_error,
                     after=after,
-                    duration_s=duration_s,
+                    duration_s=time.duration_s,
                 )
-        context.ledger.commit(changes, events)
+        context.commit(changes, events)
         context.trusted.difference_update((ref.uid, driver) for ref in refs)
         return failures
 
@@ -289,12 +289,11 @@ def _result_kind(after: DriverRecord, result: CallResult) -> EventKind:
 
 
 def _waiting(
-    ref: ClaimRef, driver: DriverName, record: DriverRecord, error: Exception
+    ref: ClaimRef, driver: DriverName, record: DriverRecord, error: DrastateError
 ) -> DrastateError:
     """The error of a driver, with what it means for the pod that waits."""
-    ours = as_ours(error)
-    ours.message = (
+    error.message = (
         f"ResourceClaim {ref} ({ref.uid}) stays UNPREPARING, waiting for driver {driver} since"
-        f" {since(record.failing_since)} (attempt {record.attempts}): {ours.message}"
+        f" {since(record.failing_since)} (attempt {record.attempts}): {error.message}"
     )
-    return ours
+    return error

@@ -26,6 +26,8 @@ from drastate.ledger.engine import open_reader, open_writer
 from drastate.ledger.reader import open_ledger
 from drastate.ledger.schema import bring_up_to_date, migrations_path, read_revision
 
+#: The revision after the newest, as the tests' own migrations are.
+_NEXT = f"{int(tables.SCHEMA_REVISION) + 1:04}"
 _GOOD = """
     def upgrade():
         op.add_column("claims", sa.Column("note", sa.Text))
@@ -49,16 +51,16 @@ def _migrations(folder: Path, upgrade: str) -> Path:
     target = folder / "migrations"
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(migrations_path(), target, ignore=shutil.ignore_patterns("__pycache__"))
-    head = 'import sqlalchemy as sa\nfrom alembic import op\n\nrevision = "0002"\n'
-    text = f'{head}down_revision = "0001"\n{textwrap.dedent(upgrade)}'
-    (target / "versions" / "0002_next.py").write_text(text, encoding="utf-8")
+    head = f'import sqlalchemy as sa\nfrom alembic import op\n\nrevision = "{_NEXT}"\n'
+    text = f'{head}down_revision = "{tables.SCHEMA_REVISION}"\n{textwrap.dedent(upgrade)}'
+    (target / "versions" / f"{_NEXT}_next.py").write_text(text, encoding="utf-8")
     return target
 
 
 def _upgrade(path: Path, migrations: Path) -> None:
     engine, connection = open_writer(path, busy_timeout_ms=1_000)
     try:
-        bring_up_to_date(connection, path, migrations=migrations, head="0002")
+        bring_up_to_date(connection, path, migrations=migrations, head=_NEXT)
     finally:
         connection.close()
         engine.dispose()
@@ -156,7 +158,7 @@ def test_an_upgrade_keeps_every_row(ledger_file: Path, tmp_path: Path) -> None:
     assert _counts(ledger_file) == before
     connection = sqlite3.connect(ledger_file)
     assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
-    assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("0002",)]
+    assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [(_NEXT,)]
     assert {row[0] for row in connection.execute("SELECT note FROM claims")} == {
         "c1",
         "c2",
@@ -196,7 +198,7 @@ def test_the_backup_before_an_upgrade_is_a_whole_ledger(ledger_file: Path, tmp_p
     write_sample(ledger_file)
     before = _dump(ledger_file)
     _upgrade(ledger_file, _migrations(tmp_path, _GOOD))
-    backup = ledger_file.with_name("ledger.db.schema-0001.bak")
+    backup = ledger_file.with_name(f"ledger.db.schema-{tables.SCHEMA_REVISION}.bak")
     assert backup.stat().st_mode & 0o777 == 0o600
     assert _dump(backup) == before
     with open_ledger(backup) as reader:
@@ -209,7 +211,9 @@ def test_the_backup_before_an_upgrade_is_a_whole_ledger(ledger_file: Path, tmp_p
 def test_what_a_killed_backup_left_is_no_obstacle(ledger_file: Path, tmp_path: Path) -> None:
     """A partial backup of a killed upgrade is made anew (C105)."""
     write_sample(ledger_file)
-    ledger_file.with_name("ledger.db.schema-0001.bak.partial").write_bytes(b"half")
+    ledger_file.with_name(f"ledger.db.schema-{tables.SCHEMA_REVISION}.bak.partial").write_bytes(
+        b"half"
+    )
     _upgrade(ledger_file, _migrations(tmp_path, _GOOD))
     assert not list(ledger_file.parent.glob("*.partial"))
     assert list(ledger_file.parent.glob("*.bak"))
@@ -223,7 +227,7 @@ def _set_revision(path: Path, revision: str) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize("revision", ["0002", "9999", "from-the-future"])
+@pytest.mark.parametrize("revision", [_NEXT, "9999", "from-the-future"])
 def test_a_newer_ledger_is_refused_and_kept(ledger_file: Path, revision: str) -> None:
     """Neither a manager nor a reader touches a ledger that a newer drastate wrote."""
     write_sample(ledger_file)

@@ -47,6 +47,7 @@ def result(driver: str, device: str, request: str, **more: Any) -> dict[str, Any
 
 
 GPU_RESULT = result(G, "gpu-0", "gpu")
+OTHER_GPU_RESULT = result(G, "gpu-9", "gpu")
 NIC_RESULT = result(N, "nic-0", "nic")
 
 

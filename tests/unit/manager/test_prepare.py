@@ -17,6 +17,7 @@ from manager_node import (
     GPU_RESULT,
     NIC,
     NIC_RESULT,
+    OTHER_GPU_RESULT,
     P1,
     P2,
     G,
@@ -65,7 +66,7 @@ def test_prepare_again_calls_nobody(node: Node, manager: ManagerImpl) -> None:
 
 def test_one_batch_per_driver(node: Node, manager: ManagerImpl) -> None:
     """All claims of a pod go to a driver in one call."""
-    node.claims.put(make_claim("99999999-0000-4000-8000-000000000009", "c9", [GPU_RESULT]))
+    node.claims.put(make_claim("99999999-0000-4000-8000-000000000009", "c9", [OTHER_GPU_RESULT]))
     manager.prepare_pod_resources(make_pod(P1, "c1", "c9", "c2"))
     assert [len(call.uids) for call in node.g.calls] == [2]
     assert [len(call.uids) for call in node.n.calls] == [1]
@@ -529,7 +530,7 @@ def test_a_driver_that_the_next_allocation_lacks_is_still_owed(node: Node, manag
 def test_several_failures_are_all_listed(node: Node, manager: ManagerImpl) -> None:
     """A multi-claim failure lists each failure, and what did succeed."""
     uid = "99999999-0000-4000-8000-000000000009"
-    node.claims.put(make_claim(uid, "c9", [GPU_RESULT]))
+    node.claims.put(make_claim(uid, "c9", [OTHER_GPU_RESULT]))
     node.g.on_prepare.fails = {C1}
     node.g.on_prepare.fail_times = ALWAYS
     node.n.on_prepare.fail_times = ALWAYS
@@ -551,7 +552,7 @@ def test_a_driver_that_refuses_the_whole_call(node: Node, manager: ManagerImpl) 
     import grpc
 
     uid = "99999999-0000-4000-8000-000000000009"
-    node.claims.put(make_claim(uid, "c9", [GPU_RESULT]))
+    node.claims.put(make_claim(uid, "c9", [OTHER_GPU_RESULT]))
     node.g.on_prepare.fails = {C1}
     node.g.on_prepare.fail_times = ALWAYS
     node.g.on_prepare.code = grpc.StatusCode.INTERNAL
@@ -564,7 +565,7 @@ def test_a_driver_that_refuses_the_whole_call(node: Node, manager: ManagerImpl) 
 def test_c83_lies_cost_only_the_claim_lied_about(node: Node, manager: ManagerImpl, caplog) -> None:
     """C83: an omitted claim fails, a foreign one is ignored, the rest of the answer is durable."""
     uid = "99999999-0000-4000-8000-000000000009"
-    node.claims.put(make_claim(uid, "c9", [GPU_RESULT]))
+    node.claims.put(make_claim(uid, "c9", [OTHER_GPU_RESULT]))
     node.g.on_prepare.omit = {C1}
     node.g.on_prepare.foreign = ["ffffffff-0000-4000-8000-00000000000f"]
     with pytest.raises(DriverProtocolError, match="default/c1"):
@@ -606,7 +607,7 @@ def test_c84_a_hanging_driver_delays_nobody_else(node: Node) -> None:
     pods = [f"bbbbbbbb-0000-4000-8000-{i:012d}" for i in range(50)]
     for i, uid in enumerate(pods):
         claim_uid = f"cccccccc-0000-4000-8000-{i:012d}"
-        node.claims.put(make_claim(claim_uid, f"x{i}", [GPU_RESULT], (uid,)))
+        node.claims.put(make_claim(claim_uid, f"x{i}", [result(G, f"gpu-x{i}", "gpu")], (uid,)))
     errors: list[BaseException] = []
 
     def stuck() -> None:
@@ -640,7 +641,7 @@ def test_c84_a_hanging_driver_delays_nobody_else(node: Node) -> None:
 def test_c15_a_prepare_that_waits_for_another(node: Node, manager: ManagerImpl) -> None:
     """C15: a driver may hold one claim's prepare until it sees another's; calls are not serialised."""
     uid = "99999999-0000-4000-8000-000000000009"
-    node.claims.put(make_claim(uid, "c9", [GPU_RESULT]))
+    node.claims.put(make_claim(uid, "c9", [OTHER_GPU_RESULT]))
     both = threading.Barrier(2, timeout=10)
     node.g.devices = lambda _: (both.wait() and []) or []
     threads = [

@@ -14,6 +14,7 @@ from manager_node import (
     GPU,
     GPU_RESULT,
     NIC,
+    OTHER_GPU_RESULT,
     P1,
     P2,
     G,
@@ -235,7 +236,7 @@ def test_c83_lies_in_the_answer(node: Node, manager: ManagerImpl) -> None:
 def test_one_failing_claim_does_not_stop_the_others(node: Node, manager: ManagerImpl) -> None:
     """I5: of a pod's claims those whose driver confirms end; every failure is listed."""
     uid = "99999999-0000-4000-8000-000000000009"
-    node.claims.put(make_claim(uid, "c9", [GPU_RESULT]))
+    node.claims.put(make_claim(uid, "c9", [OTHER_GPU_RESULT]))
     manager.prepare_pod_resources(make_pod(P1, "c1", "c2", "c9"))
     node.g.on_unprepare.fails = {C1}
     node.g.on_unprepare.fail_times = node.n.on_unprepare.fail_times = ALWAYS
