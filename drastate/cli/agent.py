@@ -48,6 +48,20 @@ from drastate.cli.node import FOLDER, load_quietly, node_options
     help="Prepare a prepared claim again after each restart of the agent, or only after a reboot.",
 )
 @click.option(
+    "--reprepare-on-register",
+    is_flag=True,
+    help="Prepare again what pods use of a driver that registers anew: for drivers that forget.",
+)
+@click.option(
+    "--late-effect-guard",
+    "late_effect_guard_s",
+    type=click.FloatRange(min=0.1),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a driver call without an answer may take effect; more than --call-timeout.",
+)
+@click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
@@ -61,7 +75,8 @@ from drastate.cli.node import FOLDER, load_quietly, node_options
     show_default=True,
     help="Least level that is logged.",
 )
-def agent(  # noqa: PLR0917 (click names them)
+def agent(
+    *,
     manifests: Path,
     state_dir: Path,
     plugins_registry: Path,
@@ -71,6 +86,8 @@ def agent(  # noqa: PLR0917 (click names them)
     call_timeout_s: float,
     reconcile_period_s: float,
     reprepare: Literal["restart", "boot"],
+    reprepare_on_register: bool,
+    late_effect_guard_s: float,
     log_format: Literal["text", "json"],
     log_level: str,
 ) -> None:
@@ -104,6 +121,8 @@ def agent(  # noqa: PLR0917 (click names them)
                 call_timeout_s=call_timeout_s,
                 reconcile_period_s=reconcile_period_s,
                 reprepare=reprepare,
+                reprepare_on_register=reprepare_on_register,
+                late_effect_guard_s=late_effect_guard_s,
             ),
         )
     )

@@ -22,6 +22,8 @@ _POD_UID = "aaaaaaaa-0000-4000-8000-000000000001"
 _CLAIM_UID = "11111111-1111-4111-8111-111111111111"
 #: Time the driver takes for a prepare: long enough to kill the agent while it waits.
 _PREPARE_S = 1.5
+#: How long the agent takes a call of the one before for perhaps still running; more than that.
+_GUARD_S = 2.0
 #: Longest wait for anything. Arbitrary; everything below takes a second or two.
 _PATIENCE_S = 20.0
 
@@ -145,6 +147,7 @@ class _Node:
             "agent",
             *("agent", "--manifests", str(self.manifests), "--state-dir", str(self.state)),
             *("--plugins-registry", str(self.registry), "--scan-interval", "0.2"),
+            *("--late-effect-guard", str(_GUARD_S)),
         )
 
     def stop_all(self) -> None:
@@ -313,7 +316,8 @@ def _kill_after_result(
     _wait("the agent's check", lambda: node.calls("NodePrepareResources") > asked)
     story.check("the pod kept its devices", before is not None and node.device_file() == before)
     story.check("nothing was taken away", node.calls("NodeUnprepareResources") == 0)
-    time.sleep(_PREPARE_S)
+    # The pod runs for longer than a call of the dead agent could still take effect.
+    time.sleep(_GUARD_S)
     return agent
 
 

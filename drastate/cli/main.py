@@ -37,6 +37,11 @@ COMMANDS: Mapping[str, _Command] = {
     "unprepare": _Command(
         "Run", "drastate.cli.prepare:unprepare", "Let go of the claims of a pod, once."
     ),
+    "abandon": _Command(
+        "Repair",
+        "drastate.cli.abandon:abandon",
+        "Give up on a driver that will never unprepare a claim.",
+    ),
     "claims": _Command("Inspect", "drastate.cli.claims:claims", "List claims."),
     "claim": _Command("Inspect", "drastate.cli.claims:claim", "Show everything about one claim."),
     "pods": _Command(

@@ -113,8 +113,7 @@ class Batch:
         except (CallFailedError, NoPluginError, UnreadableAnswerError) as failure:
             return {claim.uid: self._make_failure(failure, claim) for claim in self._claims}
         return {
-            uid: replace(result, answered=result.error is None or not self._lost)
-            for uid, result in answer.results.items()
+            uid: replace(result, answered=not self._lost) for uid, result in answer.results.items()
         }
 
     # --- one attempt ------------------------------------------------------------------------------

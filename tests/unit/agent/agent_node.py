@@ -36,7 +36,7 @@ kind: ResourceClaim
 metadata: {{name: claim-{n}, uid: {claim_uid}}}
 status:
   reservedFor: [{{resource: pods, name: pod-{n}, uid: {uid}}}]
-  allocation: {{devices: {{results: [{{driver: {driver}, pool: p, device: d, request: gpu}}]}}}}
+  allocation: {{devices: {{results: [{{driver: {driver}, pool: p, device: d-{n}, request: gpu}}]}}}}
 """
 
 

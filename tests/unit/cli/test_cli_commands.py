@@ -17,6 +17,7 @@ from drastate.cli.info import boot_text, sqlite_note
 from drastate.cli.main import main
 from drastate.clock import SystemClock
 from drastate.ledger.claims import ClaimLedger
+from drastate.ledger.tables import SCHEMA_REVISION
 
 Capture = pytest.CaptureFixture[str]
 COMMANDS = (["claims"], ["claim", C1], ["pods"], ["events"], ["check"], ["info"])
@@ -267,7 +268,7 @@ def test_info_says_what_the_ledger_is(ledger: str, capsys: Capture) -> None:
     found = _json(capsys, "info", "--ledger", ledger)
     assert found["path"] == ledger
     assert found["node_name"] == "node-a"
-    assert found["schema_revision"] == "0001"
+    assert found["schema_revision"] == SCHEMA_REVISION
     assert found["sqlite_version"] == sqlite3.sqlite_version
     assert (found["in_use"], found["pid"], found["closed_cleanly"]) == (False, None, True)
     assert found["boot"] == "other"

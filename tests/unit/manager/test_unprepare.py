@@ -292,6 +292,48 @@ def test_reconcile_unprepares_what_no_pod_holds(node: Node, manager: ManagerImpl
     assert node.n.unprepare_calls[C2] == 0
 
 
+def test_c31_leftovers_in_every_state(node: Node) -> None:
+    """C31: claims in each state whose pods and API objects are gone end UNPREPARED; drivers are
+    called where a prepare may have happened, and not where none can have.
+    """
+    pods = [f"bbbbbbbb-0000-4000-8000-{i:012d}" for i in range(4)]
+    claims = {
+        state: f"cccccccc-0000-4000-8000-{i:012d}"
+        for i, state in enumerate(("asked", "never asked", "prepared", "unpreparing"))
+    }
+    for i, (state, uid) in enumerate(claims.items()):
+        node.claims.put(make_claim(uid, f"x{i}", [result(G, f"gpu-x{i}", "gpu")], (pods[i],)))
+    node.live = set(pods)
+    settings = Settings(registry_poll_s=0.02, call_timeout_s=0.5, reconcile_period_s=3600)
+    first = node.manager(settings=settings)
+    for i in (2, 3):
+        first.prepare_pod_resources(make_pod(pods[i], f"x{i}"))
+    node.g.on_prepare.fail_times = 1
+    with pytest.raises(DriverRefusedError):
+        first.prepare_pod_resources(make_pod(pods[0], "x0"))
+    node.g.on_unprepare.fail_times = 1
+    with pytest.raises(DriverRefusedError):
+        first.unprepare_resources(pods[3])
+    node.g.die()
+    with pytest.raises(DriverUnavailableError):
+        first.prepare_pod_resources(make_pod(pods[1], "x1"))
+    first.close()
+    assert set(node.states().values()) == {"PREPARING", "PREPARED", "UNPREPARING"}
+    node.g.calls.clear()
+    node.claims.objects.clear()
+    node.g.start()
+    node.live = None
+    second = node.manager()
+    wait_until(lambda: node.states()["x3", G] == "UNPREPARED", "what is owed already")
+    second.reconcile()
+    assert node.states()["x2", G] == "PREPARED"  # nobody can tell who is alive
+    node.live = {P1}
+    wait_until(lambda: set(node.states().values()) == {"UNPREPARED"}, "reconcile")
+    called = {uid for call in node.g.calls for uid in call.uids}
+    assert called == {claims["asked"], claims["prepared"], claims["unpreparing"]}
+    assert node.claims.asked == 4  # each prepare asked once; reconcile never
+
+
 @pytest.mark.parametrize("what", ["incomplete", "raises", "not a snapshot", "flapping"])
 def test_c113_doubtful_listings_unprepare_nothing(node: Node, what: str) -> None:
     """C113: failed, partial or contradicting listings never show that a pod is gone."""
