@@ -151,6 +151,8 @@ def test_c34_killed_and_the_pod_lives(make_node: Callable[[], Node], point: str)
             assert {name: driver.unprepare_calls for name, driver in node.drivers.items()} == {
                 name: {} for name in DRIVERS
             }
+            # The pod runs for longer than a call of the dead process may still take effect.
+            time.sleep(SETTINGS.late_effect_guard_s)
             manager.unprepare_resources(POD)
             assert nothing_is_owed(node)
         assert node.held() == {name: set() for name in DRIVERS}

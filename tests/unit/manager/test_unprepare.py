@@ -301,7 +301,7 @@ def test_c31_leftovers_in_every_state(node: Node) -> None:
         state: f"cccccccc-0000-4000-8000-{i:012d}"
         for i, state in enumerate(("asked", "never asked", "prepared", "unpreparing"))
     }
-    for i, (state, uid) in enumerate(claims.items()):
+    for i, uid in enumerate(claims.values()):
         node.claims.put(make_claim(uid, f"x{i}", [result(G, f"gpu-x{i}", "gpu")], (pods[i],)))
     node.live = set(pods)
     settings = Settings(registry_poll_s=0.02, call_timeout_s=0.5, reconcile_period_s=3600)
