@@ -176,14 +176,17 @@ class Node:
         name: str,
         *,
         pods: tuple[str, ...],
-        devices: tuple[str, ...] = ("gpu-3",),
+        devices: tuple[str, ...] = (),
         folders: tuple[Path, ...] = (),
     ) -> str:
         """Write an allocated claim, reserved for ``pods``, and answer its UID.
 
+        Without ``devices`` it gets one of its own, "gpu-of-<name>".
+
         It goes to the manifests that manager and driver share, unless ``folders`` says otherwise.
         """
         uid = f"uid-of-claim-{name}"
+        devices = devices or (f"gpu-of-{name}",)
         claim = {
             "apiVersion": "resource.k8s.io/v1",
             "kind": "ResourceClaim",

@@ -15,7 +15,8 @@ PREPARE = "NodePrepareResources"
 UNPREPARE = "NodeUnprepareResources"
 
 
-def cdi_id(claim_uid, device="gpu-3"):
+def cdi_id(claim_uid, device=None):
+    device = device or claim_uid.replace("uid-of-claim-", "gpu-of-")
     return f"gpu.example.com/gpu={claim_uid}-{device}"
 
 
