@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from functools import partial
 from drastate.agent.device_files import DeviceFiles
 from drastate.agent.folder import FolderView, WatchedFolder
 from drastate.clock import Clock
-from drastate.errors import DrastateError
+from drastate.errors import DrastateError, DriverPermanentError
 from drastate.kube.manifests import ManifestScan
 from drastate.manager.api import Manager
 from drastate.model import Pod, PodUID
@@ -160,9 +161,12 @@ class ManifestAgent:
     def driver_registered(self, _: str) -> None:
         """Has every pod that failed tried again at the next look: a driver is back."""
         with self._mutex:
-            for work in self._pods.values():
-                work.due, work.pause_s = 0.0, 0.0
+            self._end_pauses()
         self._wake.set()
+
+    def _end_pauses(self) -> None:
+        for work in self._pods.values():
+            work.due, work.pause_s = 0.0, 0.0
 
     def _due_jobs(self) -> list[tuple[PodUID, Callable[[], None]]]:
         now = self._clock.monotonic()
@@ -187,7 +191,10 @@ class ManifestAgent:
         try:
             prepared = job()
         except DrastateError as error:
-            self._failed(uid, str(error), "a pod's resources are not ready, will retry")
+            if all(isinstance(each, DriverPermanentError) for each in error.failures):
+                self._failed(uid, str(error), "a pod's driver has to return first", math.inf)
+            else:
+                self._failed(uid, str(error), "a pod's resources are not ready, will retry")
         except Exception as error:  # noqa: BLE001 (told, and tried again; the loop must live)
             _log.exception("a pod could not be handled, please report this", extra={"pod_uid": uid})
             self._failed(uid, repr(error), "a pod could not be handled, will retry")
@@ -219,17 +226,19 @@ class ManifestAgent:
             work.last_error = None
             if prepared is None and work.leaves:
                 del self._pods[uid]
+                # Others may have waited for a device or a claim that this pod held.
+                self._end_pauses()
         if prepared is None:
             _log.info("a pod left and its claims are unprepared", extra={"pod_uid": uid})
         else:
             _log.info("a pod's resources are ready", extra={"pod_uid": uid, "pod": str(prepared)})
 
-    def _failed(self, uid: PodUID, error: str, message: str) -> None:
+    def _failed(self, uid: PodUID, error: str, message: str, pause_s: float | None = None) -> None:
         with self._mutex:
             work = self._pods[uid]
             work.busy = False
             work.pause_s = min(_PAUSE_MAX_S, 2 * work.pause_s or _PAUSE_FIRST_S)
-            work.due = self._clock.monotonic() + work.pause_s
+            work.due = self._clock.monotonic() + (pause_s or work.pause_s)
             is_news = work.last_error != error
             work.last_error = error
         if is_news:

@@ -61,7 +61,11 @@ class Node:
         folder = WatchedFolder(self.manifests)
         self.manager = stack.enter_context(
             ManagerImpl(
-                folder, state_dir=root / "state", plugins_registry=registry, settings=settings
+                folder,
+                state_dir=root / "state",
+                plugins_registry=registry,
+                settings=settings,
+                permanent_error=lambda error: "unknown field" in error.message,
             )
         )
         self.agent = ManifestAgent(
@@ -72,6 +76,9 @@ class Node:
             scan_interval_s=0.01,
         )
         self.manager.on_driver_registered(self.agent.driver_registered)
+        #: Drivers whose registration the agent was told of.
+        self.registered: list[str] = []
+        self.manager.on_driver_registered(self.registered.append)
         self.manager.start(folder.active_pods)
 
     def put(self, name: str, text: str) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 
-from agent_node import CLAIM_UID, UID, N, Node, manifest, wait_until
+from agent_node import CLAIM_UID, UID, G, N, Node, manifest, wait_until
 
 from drastate.testing.driver import ALWAYS
 
@@ -146,3 +147,53 @@ def test_a_pod_that_left_while_the_agent_was_down(node: Node) -> None:
     node.look(3)
     assert node.g.unprepare_calls == {CLAIM_UID.format(1): 1}
     assert (node.devices(1), node.devices(2) is not None) == (None, True)
+
+
+def test_c27_a_pod_that_waits_for_a_device_gets_it_when_its_holder_left(node: Node) -> None:
+    """C27: the pause of a refused pod ends when another pod has let go."""
+    node.put("one", manifest(1))
+    node.look()
+    node.put("two", manifest(2).replace("device: d-2", "device: d-1"))
+    node.look()
+    for work in node.agent._pods.values():
+        work.pause_s = 3600.0
+        work.due = node.agent._clock.monotonic() + work.pause_s
+    assert node.devices(2) is None
+    (node.manifests / "one.yaml").unlink()
+    view = node.agent._last_view
+    node.agent._last_view = node.agent._folder.look()  # the change of the folder ends no pause here
+    assert node.agent._last_view is not view
+    for _ in range(3):
+        node.look()
+    assert node.devices(1) is None
+    assert node.devices(2) is not None
+    assert [call.method[4:8] for call in node.g.calls] == ["Prep", "Unpr", "Prep"]
+
+
+def test_c21_after_a_permanent_error_the_driver_has_to_return(node: Node) -> None:
+    """C21: no pause ends in another attempt; the driver's registration does."""
+    node.g.on_prepare.fail_times = ALWAYS
+    node.g.on_prepare.error = "unknown field"
+    wait_until(lambda: node.registered.count(G) == 1, "the first registration")
+    node.put("one", manifest(1))
+
+    def at_rest() -> bool:
+        before = node.agent._last_view
+        node.look()
+        return node.agent._last_view is before
+
+    wait_until(at_rest, "looks that find no change in the folder")
+    (work,) = node.agent._pods.values()
+    assert work.due == math.inf
+    node.g.on_prepare.fail_times = 0
+    calls = sum(node.g.prepare_calls.values())
+    node.look(2)
+    assert node.devices(1) is None
+    assert sum(node.g.prepare_calls.values()) == calls
+    node.g.restart()
+
+    def prepared() -> bool:
+        node.look()
+        return node.devices(1) is not None
+
+    wait_until(prepared, "the attempt after the driver's return")
