@@ -11,14 +11,18 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from drastate.drivers.channel import Calls, Graveyard, open_channel
+from drastate.drivers.pin import Pin
+from drastate.drivers.validation import check_open_endpoint
 from drastate.drivers.wire import serialize
 from drastate.model import ClaimRef, DriverName, Operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import datetime
+    from pathlib import Path
 
     from drastate.clock import Clock
+    from drastate.drivers.notices import Notices
     from drastate.drivers.wire import Api, PrepareResponse, UnprepareResponse
 
 _log = logging.getLogger(__name__)
@@ -36,6 +40,7 @@ class PluginInfo:
         connected: the connection to the endpoint is up.
         registered_at: when it registered.
         since: when it became connected or disconnected.
+        problem: why what lies at the endpoint now must not be connected to; mostly None.
     """
 
     driver: DriverName
@@ -45,6 +50,7 @@ class PluginInfo:
     connected: bool
     registered_at: datetime
     since: datetime
+    problem: str | None = None
 
 
 class UnreadableAnswerError(Exception):
@@ -75,10 +81,12 @@ class Plugin:
         endpoint: str,
         api: Api,
         *,
+        root: Path,
         registration_socket: str,
         order: int,
         clock: Clock,
         graveyard: Graveyard,
+        notices: Notices,
     ) -> None:
         """Makes no connection yet.
 
@@ -86,10 +94,15 @@ class Plugin:
             driver: its name, checked.
             endpoint: path of its socket, checked.
             api: the version to call.
+            root: folder that the endpoint must lie in, at each connect.
             registration_socket: path of the socket it registered with.
             order: the plugin of a driver with the highest one is preferred.
             clock: for the time stamps.
             graveyard: where the channel ends up.
+            notices: for the log.
+
+        Raises:
+            OSError: no more files can be opened.
         """
         self.driver = driver
         self.endpoint = endpoint
@@ -98,13 +111,15 @@ class Plugin:
         self.order = order
         self._clock = clock
         self._graveyard = graveyard
+        self._notices = notices
         self._registered_at = self._since = clock.now()
         self._lock = threading.Lock()
         self._on_connected: Callable[[Plugin], None] = _ignore
         self._connected = False
         self._retired = False
-        self._channel: Any = open_channel(endpoint)
-        self._calls = Calls(endpoint, on_drained=self._bury)
+        self._pin = Pin(endpoint, lambda fd: check_open_endpoint(fd, endpoint, root))
+        self._channel: Any = open_channel(self._pin)
+        self._calls = Calls(self._pin, on_drained=self._bury)
         self._methods = {operation: self._make_method(operation) for operation in Operation}
 
     @property
@@ -129,6 +144,7 @@ class Plugin:
                 connected=self._connected,
                 registered_at=self._registered_at,
                 since=self._since,
+                problem=self._pin.problem,
             )
 
     def connect(self, on_connected: Callable[[Plugin], None]) -> None:
@@ -141,6 +157,15 @@ class Plugin:
         with self._lock:
             self._on_connected = on_connected
             self._subscribe(self._follow)
+
+    def refresh(self) -> None:
+        """Lets the next attempt to connect find the socket that lies at the endpoint now.
+
+        To be called now and then: that a driver has made a new one is no event. Does nothing while
+        the connection is up.
+        """
+        if not self._connected:
+            self._pin.refresh()
 
     def prepare(self, claims: Sequence[ClaimRef], timeout_s: float) -> PrepareResponse:
         """Makes one NodePrepareResources call, without any retry.
@@ -199,6 +224,8 @@ class Plugin:
 
     def _follow(self, state: grpc.ChannelConnectivity) -> None:
         connected = state is grpc.ChannelConnectivity.READY
+        if not connected:
+            self._pin.refresh()
         with self._lock:
             if self._retired:
                 return
@@ -208,7 +235,8 @@ class Plugin:
                 self._since = self._clock.now()
         if changed:
             facts = {"driver": self.driver, "endpoint": self.endpoint}
-            _log.info("connected" if connected else "disconnected", extra=facts)
+            what = "connected" if connected else "disconnected"
+            self._notices.log(_log, logging.INFO, what, about=self.driver, extra=facts)
         if changed and connected:
             self._on_connected(self)
         if state is grpc.ChannelConnectivity.IDLE:
@@ -224,7 +252,7 @@ class Plugin:
             self._channel.subscribe(callback, try_to_connect=True)
 
     def _bury(self) -> None:
-        self._graveyard.bury(self._channel)
+        self._graveyard.bury(self._channel, self._pin)
 
 
 def _ignore(_: object) -> None:
