@@ -43,8 +43,13 @@ _QUICK_S = 0.25
 _QUICK_MAX = 32
 
 #: How many may take longer, up to their timeouts. What is not quick while there are so many gives
-#: way and is tried again after its pause. Arbitrary; it bounds threads and files.
+#: way and is tried again after a pause. Arbitrary; it bounds threads and files.
 _SLOW_MAX = 16
+
+#: How often a socket gives way before it is left alone until one of the slow has ended. More than
+#: once: a good plugin may be late once when the node is busy. Not for ever: a plugin that is always
+#: slow has to get its time as well.
+_GIVE_WAY_MAX = 2
 
 #: Pause between two looks at the time that handshakes take. Arbitrary, well below `_QUICK_S`.
 _TICK_S = 0.05
@@ -80,6 +85,7 @@ class _Entry:
     plugin: Plugin | None = None
     driver: DriverName | None = None
     failures: int = 0
+    ways_given: int = 0
     kind: str | None = None
     problem: str | None = None
     tried: bool = False
@@ -234,15 +240,19 @@ class Watcher:
         now = self._clock.monotonic()
         with self._lock:
             running = sorted(self._running.values(), key=lambda run: run.started)
-            slow = sum(run.slow and not run.gave_way for run in running)
-            free = max(0, _SLOW_MAX - slow)
             late = [run for run in running if not run.slow and now - run.started >= _QUICK_S]
+            free = self._count_free_slow()
             for run in late[:free]:
                 run.slow = True
             for run in late[free:]:
                 run.slow = run.gave_way = True
         for run in late[free:]:
             run.handshake.cancel()
+
+    def _count_free_slow(self) -> int:
+        # One that has given way is as good as over.
+        slow = sum(run.slow and not run.gave_way for run in self._running.values())
+        return max(0, _SLOW_MAX - slow)
 
     def _start_handshakes(self) -> None:
         now = self._clock.monotonic()
@@ -257,12 +267,16 @@ class Watcher:
             ]
             # New sockets before those that failed already, so that many that hang do not starve one
             # that works.
-            due.sort(key=lambda entry: (entry.failures, entry.order))
+            due.sort(key=lambda entry: (entry.failures, entry.ways_given, entry.due, entry.order))
+            quick = [entry for entry in due if entry.ways_given < _GIVE_WAY_MAX]
+            slow = [entry for entry in due if entry.ways_given >= _GIVE_WAY_MAX]
             free = _QUICK_MAX - sum(not run.slow for run in self._running.values())
-            for entry in due[:free]:
+            for entry in quick[:free]:
                 self._start_handshake(entry, now)
+            for entry in slow[: self._count_free_slow()]:
+                self._start_handshake(entry, now, slow=True)
 
-    def _start_handshake(self, entry: _Entry, now: float) -> None:
+    def _start_handshake(self, entry: _Entry, now: float, *, slow: bool = False) -> None:
         path = entry.socket.path
         try:
             handshake = Handshake(
@@ -271,7 +285,7 @@ class Watcher:
         except OSError as error:
             self._put_off(path, f"no more files: {error.strerror}")
             return
-        run = _Run(entry, handshake, threading.current_thread(), now)
+        run = _Run(entry, handshake, threading.current_thread(), now, slow)
         run.thread = threading.Thread(
             target=self._shake, args=(run,), name="drastate-handshake", daemon=True
         )
@@ -306,10 +320,11 @@ class Watcher:
             entry.driver = refused.driver or entry.driver
             self._note_failure(entry, refused.reason, f"refused: {refused.reason}", refused.final)
         except CallFailedError as failure:
-            kind, problem = failure.code, f"{failure.code} {failure.details}"
+            problem = f"no answer to the handshake: {failure.code} {failure.details}"
             if run.gave_way:
-                kind = problem = f"not within {_QUICK_S:g} s, and many others do not answer either"
-            self._note_failure(entry, kind, f"no answer to the handshake: {problem}")
+                self._note_way_given(entry)
+            else:
+                self._note_failure(entry, failure.code, problem)
         except OSError as error:
             self._note_failure(entry, repr(error), f"the handshake failed: {error.strerror}")
         except Exception as error:  # noqa: BLE001 (one socket must not end the others)
@@ -344,7 +359,8 @@ class Watcher:
                 kept = False
             else:
                 kept, entry.plugin = True, plugin
-                entry.failures, entry.kind, entry.problem = 0, None, None
+                entry.failures = entry.ways_given = 0
+                entry.kind = entry.problem = None
         if not kept:
             self._deregister(plugin)
             return
@@ -412,6 +428,15 @@ class Watcher:
             if self._clock.wait(self._closed, 0.01):
                 return
 
+    def _note_way_given(self, entry: _Entry) -> None:
+        with self._lock:
+            entry.ways_given += 1
+            entry.due = self._clock.monotonic() + _BACKOFF_FIRST_S
+            entry.problem = (
+                f"no answer to the handshake within {_QUICK_S:g} s; more time is given when fewer "
+                "others take long"
+            )
+
     def _note_failure(
         self,
         entry: _Entry,
@@ -422,6 +447,7 @@ class Watcher:
         with self._lock:
             pause_s = min(_BACKOFF_MAX_S, _BACKOFF_FIRST_S * 2 ** min(entry.failures, 20))
             entry.failures += 1
+            entry.ways_given = 0
             entry.due = self._clock.monotonic() + pause_s
             entry.final = final
             is_news = kind != entry.kind and not entry.gone and not self._closed.is_set()
