@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: A connection that is lost sooner than this after it was asked for is asked for again only by the
-#: next `Plugin.refresh`: a server that accepts and ends connections would keep us busy with nothing
-#: else. Arbitrary; a driver that restarts has run for longer.
-_REST_S = 1.0
+#: Least pause between two requests for a connection. Without it a server that accepts connections
+#: and ends them would keep us busy with nothing else. Arbitrary; a driver that restarts has run for
+#: longer.
+_REST_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,6 @@ class Plugin:
         self._on_connected: Callable[[Plugin], None] = _ignore
         self._connected = False
         self._retired = False
-        self._is_idle = False
         self._asked_at = 0.0
         self._pin = Pin(endpoint, lambda fd: check_open_endpoint(fd, endpoint, root))
         self._channel: Any = open_channel(self._pin)
@@ -170,14 +169,11 @@ class Plugin:
         """Lets the next attempt to connect find the socket that lies at the endpoint now.
 
         To be called now and then: that a driver has made a new one is no event, and a connection
-        that is lost again and again rests until then. Does nothing while the connection is up.
+        that is lost as soon as it is made is none either. Does nothing while the connection is up.
         """
-        if self._connected:
-            return
-        self._pin.refresh()
-        with self._lock:
-            if self._is_idle:
-                self._ask_for_connection()
+        if not self._connected:
+            self._pin.refresh()
+            self._ask_for_connection()
 
     def prepare(self, claims: Sequence[ClaimRef], timeout_s: float) -> PrepareResponse:
         """Makes one NodePrepareResources call, without any retry.
@@ -252,10 +248,7 @@ class Plugin:
         if changed and connected:
             self._on_connected(self)
         if state is grpc.ChannelConnectivity.IDLE:
-            with self._lock:
-                self._is_idle = True
-                if self._clock.monotonic() - self._asked_at >= _REST_S:
-                    self._ask_for_connection()
+            self._ask_for_connection()
 
     def _subscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
         # Under the lock: a subscription after `retire` would outlive the channel.
@@ -264,11 +257,14 @@ class Plugin:
 
     def _ask_for_connection(self) -> None:
         # A lost connection rests until somebody calls; to know when the driver is back, it must be
-        # asked for. Under the lock.
-        self._is_idle = False
-        self._asked_at = self._clock.monotonic()
-        self._subscribe(_ignore)
-        self._channel.unsubscribe(_ignore)
+        # asked for.
+        with self._lock:
+            now = self._clock.monotonic()
+            if now - self._asked_at < _REST_S:
+                return
+            self._asked_at = now
+            self._subscribe(_ignore)
+            self._channel.unsubscribe(_ignore)
 
     def _bury(self) -> None:
         self._graveyard.bury(self._channel, self._pin)

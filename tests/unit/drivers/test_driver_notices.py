@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import pytest
 import rogue
@@ -97,7 +98,10 @@ def test_endpoint_that_comes_and_goes(root, make_driver, make_client, caplog, ev
         bad = make_driver("bad.example.com", announced_endpoint=str(endpoint.path))
         make_client()
         assert bad.wait_registered()
-        eventually(lambda: endpoint.accepted > 30, timeout_s=30)
+        started = time.monotonic()
+        # Tried again and again, even when it is over before anybody has noticed its beginning.
+        eventually(lambda: endpoint.accepted > 12, timeout_s=60)
+        assert time.monotonic() - started > 3
     words = [each.getMessage() for each in caplog.records]
     assert words.count("connected") <= BURST
     assert words.count("disconnected") <= BURST
