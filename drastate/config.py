@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
-from drastate.errors import UsageError
+from drastate.errors import DriverError, UsageError
 
 #: Where the kubelet's drivers put their registration sockets, unless a driver was built for another
 #: root.
@@ -15,6 +16,11 @@ KUBELET_PLUGINS_REGISTRY = Path("/var/lib/kubelet/plugins_registry")
 #: Root that every plugin endpoint must lie under by default: the kubelet's own root folder. Source:
 #: k8s #140837.
 KUBELET_ROOT = Path("/var/lib/kubelet")
+
+#: An embedder's hook: is told an error of a driver, says whether it can never heal, so that nobody
+#: asks again soon. Called from any thread, in the middle of a call, so it must not block. Source:
+#: k8s #125542, KEP 5322.
+PermanentError: TypeAlias = Callable[[DriverError], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +34,12 @@ class Settings:
         retry_initial_s: pause before the first retry of a call that got no answer. Arbitrary; a
             driver that restarts is usually back within a second.
         retry_max_s: longest pause between such retries.
+        driver_concurrency: how many calls a driver is sent at a time, by driver name; "*" stands
+            for all drivers not named. No limit for what is not in it, as in the kubelet: a driver
+            may itself need two calls at a time to make progress. One call may be for several claims
+            of a pod. Others wait for their turn within their own `call_timeout_s`, first come first
+            served; a call that got no answer gives its turn up although the driver may still be at
+            it.
         registration_timeout_s: time for one step of the registration handshake. The kubelet gives
             10 s to connect, 1 s to GetInfo and 5 s to NotifyRegistrationStatus; 5 for each step is
             between.
@@ -59,6 +71,7 @@ class Settings:
     call_timeout_s: float = 45.0
     retry_initial_s: float = 0.2
     retry_max_s: float = 5.0
+    driver_concurrency: Mapping[str, int] = field(default_factory=dict, hash=False)
     registration_timeout_s: float = 5.0
     registry_poll_s: float = 0.5
     first_look_s: float = 3.0
@@ -78,7 +91,7 @@ class Settings:
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
-            if isinstance(value, bool | str):
+            if isinstance(value, bool | str | Mapping):
                 continue
             if not value > 0:
                 message = f"setting {each.name} must be more than 0, not {value!r}"
@@ -86,3 +99,12 @@ class Settings:
         if self.reprepare not in ("restart", "boot"):
             message = f'setting reprepare must be "restart" or "boot", not {self.reprepare!r}'
             raise UsageError(message)
+        for name, limit in self.driver_concurrency.items():
+            if not isinstance(limit, int) or limit < 1:
+                message = (
+                    f"setting driver_concurrency must be at least 1 for driver {name}, not "
+                    f"{limit!r}; leave it out for no limit"
+                )
+                raise UsageError(message)
+        # A copy: what the caller does with theirs must not change what has been checked.
+        object.__setattr__(self, "driver_concurrency", dict(self.driver_concurrency))

@@ -6,6 +6,7 @@ that went well is never lost because another one did not.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from drastate import cdi
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 #: healthinfo.go cuts messages at the same length.
 ERROR_TEXT_MAX = 1024
 
+#: How many foreign claims of an answer are named. Arbitrary; enough to recognise what went wrong.
+FOREIGN_MAX = 5
+
 _Device: TypeAlias = dra_v1.Device | dra_v1beta1.Device
 _Prepared: TypeAlias = dra_v1.NodePrepareResourceResponse | dra_v1beta1.NodePrepareResourceResponse
 _Unprepared: TypeAlias = (
@@ -36,7 +40,7 @@ class Answer(NamedTuple):
 
     Attributes:
         results: one for each claim asked about.
-        foreign: claim UIDs in the answer that nobody asked about, sorted.
+        foreign: claim UIDs in the answer that nobody asked about, `FOREIGN_MAX` at most.
     """
 
     results: dict[ClaimUID, CallResult]
@@ -142,7 +146,9 @@ def _read(
             results[claim.uid] = read(claim, entries[claim.uid])
         else:
             results[claim.uid] = reader.broken(claim, "it left the claim out")
-    return Answer(results, tuple(sorted(set(entries) - set(results))))
+    # Lazily: an answer has room for hundreds of thousands of them.
+    foreign = (uid for uid in entries if uid not in results)
+    return Answer(results, tuple(itertools.islice(foreign, FOREIGN_MAX)))
 
 
 def _count_fault(devices: Sequence[_Device]) -> str | None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias, get_args
 
 import tenacity
 
 from drastate.drivers import answers
-from drastate.drivers.channel import CallFailedError
+from drastate.drivers.channel import ANSWER_MAX_BYTES, CallFailedError
 from drastate.drivers.plugin import UnreadableAnswerError
 from drastate.drivers.registry import NoPluginError, Registry, describe_disconnected
+from drastate.drivers.turns import NoTurnError, Turns
 from drastate.errors import (
     DriverError,
     DriverNotRegisteredError,
@@ -23,10 +24,11 @@ from drastate.model import CallResult, ClaimRef, ClaimUID, DriverName, Operation
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from drastate.clock import Clock
-    from drastate.config import Settings
+    from drastate.config import PermanentError, Settings
+    from drastate.drivers.notices import Notices
     from drastate.drivers.plugin import Plugin
 
 _log = logging.getLogger(__name__)
@@ -50,6 +52,9 @@ _RECONNECT_S = 0.5
 #: is back could hardly answer. The last pause is cut so that it is left.
 _ATTEMPT_MIN_S = 0.1
 
+_Failure: TypeAlias = CallFailedError | NoPluginError | NoTurnError | UnreadableAnswerError
+_FAILURES = get_args(_Failure)
+
 
 class Batch:
     """One call for several claims of one driver.
@@ -69,6 +74,9 @@ class Batch:
         clock: Clock,
         closed: threading.Event,
         explain: Callable[[DriverName], str],
+        turns: Turns,
+        notices: Notices,
+        permanent_error: PermanentError,
     ) -> None:
         """Calls nothing yet; the budget starts now.
 
@@ -81,6 +89,9 @@ class Batch:
             clock: for both.
             closed: ends the retries.
             explain: how a driver stands, for messages.
+            turns: who may call now.
+            notices: for the log.
+            permanent_error: ends the retries for an error that cannot heal.
         """
         self._operation = operation
         self._driver = driver
@@ -90,6 +101,9 @@ class Batch:
         self._clock = clock
         self._closed = closed
         self._explain = explain
+        self._turns = turns
+        self._notices = notices
+        self._permanent_error = permanent_error
         self._deadline = clock.monotonic() + settings.call_timeout_s
         self._sent = False
         self._lost = False
@@ -110,7 +124,7 @@ class Batch:
         )
         try:
             answer = retrying(self._attempt)
-        except (CallFailedError, NoPluginError, UnreadableAnswerError) as failure:
+        except _FAILURES as failure:
             return {claim.uid: self._make_failure(failure, claim) for claim in self._claims}
         return {
             uid: replace(result, answered=not self._lost) for uid, result in answer.results.items()
@@ -119,6 +133,11 @@ class Batch:
     # --- one attempt ------------------------------------------------------------------------------
 
     def _attempt(self) -> answers.Answer:
+        # A turn for each attempt: one that is not calling must not keep others from it.
+        with self._turns.take(self._driver, self._left_s):
+            return self._call()
+
+    def _call(self) -> answers.Answer:
         plugin = self._registry.get_connected(
             self._driver, wait_s=min(_RECONNECT_S, max(0.0, self._left_s()))
         )
@@ -138,9 +157,10 @@ class Batch:
             facts = {
                 "driver": self._driver,
                 "endpoint": plugin.endpoint,
-                "claim_uid": [uid[:64] for uid in answer.foreign[:5]],
+                "claim_uid": [uid[:64] for uid in answer.foreign],
             }
-            _log.warning("a driver answered for claims that it was not asked about", extra=facts)
+            message = "a driver answered for claims that it was not asked about"
+            self._notices.log(_log, logging.WARNING, message, about=self._driver, extra=facts)
         return answer
 
     def _ask(self, plugin: Plugin) -> answers.Answer:
@@ -157,9 +177,11 @@ class Batch:
     def _left_s(self) -> float:
         return self._deadline - self._clock.monotonic()
 
-    @staticmethod
-    def _is_worth_repeating(failure: BaseException) -> bool:
-        return isinstance(failure, CallFailedError) and failure.code in _TRANSIENT
+    def _is_worth_repeating(self, failure: BaseException) -> bool:
+        if not isinstance(failure, CallFailedError) or failure.code not in _TRANSIENT:
+            return False
+        # The whole call failed, so it is the same error for every claim.
+        return not self._permanent_error(self._make_error(failure, self._claims[0]))
 
     def _is_over(self, _: tenacity.RetryCallState) -> bool:
         return self._closed.is_set() or self._left_s() <= _ATTEMPT_MIN_S
@@ -181,16 +203,12 @@ class Batch:
 
     # --- failures of the whole call ---------------------------------------------------------------
 
-    def _make_failure(
-        self, failure: CallFailedError | NoPluginError | UnreadableAnswerError, claim: ClaimRef
-    ) -> CallResult:
+    def _make_failure(self, failure: _Failure, claim: ClaimRef) -> CallResult:
         error = self._make_error(failure, claim)
         error.__cause__ = self._last.error if self._last is not None else None
         return CallResult(error=error, called=self._sent, answered=not self._lost)
 
-    def _make_error(
-        self, failure: CallFailedError | NoPluginError | UnreadableAnswerError, claim: ClaimRef
-    ) -> DriverError:
+    def _make_error(self, failure: _Failure, claim: ClaimRef) -> DriverError:
         whose = {"driver": self._driver, "claim": str(claim), "claim_uid": claim.uid}
         if isinstance(failure, UnreadableAnswerError):
             message = (
@@ -198,24 +216,8 @@ class Batch:
                 "that are no such message; report it to the driver's author"
             )
             return DriverProtocolError(message, endpoint=failure.endpoint, **whose)
-        code = self._last.code if self._last is not None else None
-        if self._last is None:
-            what = f"driver {self._driver} cannot be asked to {self._verb} claim {claim}"
-        else:
-            what = (
-                f"driver {self._driver} did not answer ({code}) when asked to {self._verb} "
-                f"claim {claim}"
-            )
-        if self._closed.is_set():
-            return DriverUnavailableError(f"{what}: drastate is shutting down", code=code, **whose)
-        if isinstance(failure, NoPluginError):
-            if failure.info is None:
-                message = f"{what}: it is {self._explain(self._driver)}"
-                return DriverNotRegisteredError(message, **whose)
-            message = f"{what}: it is {describe_disconnected(failure.info)}"
-            return DriverUnavailableError(
-                message, endpoint=failure.info.endpoint, code=code, **whose
-            )
+        if self._closed.is_set() or isinstance(failure, NoTurnError | NoPluginError):
+            return self._make_not_asked_error(failure, claim, whose)
         details = answers.shorten(failure.details)
         if failure.code in _TRANSIENT:
             message = (
@@ -230,7 +232,37 @@ class Batch:
             f"driver {self._driver} refused {self._operation} for claim {claim} with "
             f"{failure.code}: {details}"
         )
+        if failure.code == "RESOURCE_EXHAUSTED":
+            message += f" (an answer may have {ANSWER_MAX_BYTES >> 20} MiB, as at the kubelet)"
         return DriverRefusedError(message, endpoint=failure.endpoint, code=failure.code, **whose)
+
+    def _make_not_asked_error(
+        self, failure: _Failure, claim: ClaimRef, whose: Mapping[str, str]
+    ) -> DriverError:
+        """Why there is no attempt (any more); attempts before may have been made in vain."""
+        code = self._last.code if self._last is not None else None
+        if self._last is None:
+            what = f"driver {self._driver} cannot be asked to {self._verb} claim {claim}"
+        else:
+            what = (
+                f"driver {self._driver} did not answer ({code}) when asked to {self._verb} "
+                f"claim {claim}"
+            )
+        if self._closed.is_set():
+            return DriverUnavailableError(f"{what}: drastate is shutting down", code=code, **whose)
+        if isinstance(failure, NoTurnError):
+            message = (
+                f"{what}: no turn within {self._settings.call_timeout_s:g} s, as it is sent only "
+                f"{failure.limit} calls at a time (setting driver_concurrency) and others came "
+                "first; see the driver's log for why they take so long"
+            )
+            return DriverUnavailableError(message, code=code, **whose)
+        info = failure.info if isinstance(failure, NoPluginError) else None
+        if info is None:
+            message = f"{what}: it is {self._explain(self._driver)}"
+            return DriverNotRegisteredError(message, **whose)
+        message = f"{what}: it is {describe_disconnected(info)}"
+        return DriverUnavailableError(message, endpoint=info.endpoint, code=code, **whose)
 
     @property
     def _verb(self) -> str:

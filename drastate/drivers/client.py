@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drastate.clock import Clock, SystemClock
-from drastate.config import Settings
+from drastate.config import PermanentError, Settings
 from drastate.drivers.batch import Batch
 from drastate.drivers.channel import Graveyard
+from drastate.drivers.notices import Notices
 from drastate.drivers.registration import Watcher
 from drastate.drivers.registry import Registry, describe_disconnected
-from drastate.errors import UsageError
+from drastate.drivers.turns import Turns
+from drastate.errors import DriverError, UsageError
 from drastate.model import CallResult, ClaimRef, ClaimUID, DriverName, Operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from drastate.drivers.plugin import PluginInfo
+
+_log = logging.getLogger(__name__)
 
 #: How long a driver that is known already waits for the first look to end, so that the newest of
 #: its plugins is called and not the one that happened to register first. Arbitrary; short, because
@@ -42,6 +47,7 @@ class DriverClient:
         endpoint_root: Path | None = None,
         settings: Settings | None = None,
         clock: Clock | None = None,
+        permanent_error: PermanentError | None = None,
     ) -> None:
         """Does not look for drivers yet.
 
@@ -51,6 +57,8 @@ class DriverClient:
                 default: the one that holds the registry folder.
             settings: timeouts and retries; default: `Settings()`.
             clock: default: the real one.
+            permanent_error: which errors no retry can mend; default: none of those that are
+                repeated at all.
 
         Raises:
             UsageError: the registry folder is not a folder, or the root is empty or relative.
@@ -72,18 +80,23 @@ class DriverClient:
         self._settings = settings or Settings()
         self._clock = clock or SystemClock()
         self._graveyard = Graveyard()
+        self._permanent_error = permanent_error
+        self._notices = Notices(self._clock)
+        self._turns = Turns(self._settings.driver_concurrency, self._clock)
         self._registry = Registry(self._clock)
         self._watcher = Watcher(
             folder,
             root=root,
             registry=self._registry,
             graveyard=self._graveyard,
+            notices=self._notices,
             settings=self._settings,
             clock=self._clock,
         )
         self._lock = threading.Lock()
         self._started_at: float | None = None
         self._closed = threading.Event()
+        self._closing = threading.Lock()
 
     def start(self) -> None:
         """Begins to watch the registry folder, in a thread. Does nothing when it has begun already.
@@ -104,15 +117,17 @@ class DriverClient:
         """Stops watching, cancels calls in flight and gives up all connections.
 
         Takes about a second at most, even when a driver hangs; the connections themselves end
-        within another one. A second call does nothing.
+        within another one. A second call waits for the first one to end, and does nothing.
         """
-        with self._lock:
-            if self._closed.is_set():
-                return
-            self._closed.set()
-        self._registry.close()
-        self._watcher.close()
-        self._graveyard.close()
+        with self._closing:
+            with self._lock:
+                if self._closed.is_set():
+                    return
+                self._closed.set()
+            self._turns.close()
+            self._registry.close()
+            self._watcher.close()
+            self._graveyard.close()
 
     def is_registered(self, driver: DriverName) -> bool:
         """Whether a plugin of ``driver`` is registered, connected or not.
@@ -190,8 +205,22 @@ class DriverClient:
             clock=self._clock,
             closed=self._closed,
             explain=self.explain,
+            turns=self._turns,
+            notices=self._notices,
+            permanent_error=self._is_permanent,
         )
         return batch.run()
+
+    def _is_permanent(self, error: DriverError) -> bool:
+        if self._permanent_error is None:
+            return False
+        try:
+            return bool(self._permanent_error(error))
+        except Exception as bug:  # noqa: BLE001 (foreign code; the call has to end all the same)
+            facts = {"driver": error.driver, "error": repr(bug)}
+            message = "permanent_error failed; the error counts as one that may heal"
+            self._notices.log(_log, logging.ERROR, message, about=error.driver, extra=facts)
+            return False
 
     def _await_first_look(self, driver: DriverName) -> None:
         if self._started_at is None or self._watcher.first_look.is_set():

@@ -13,6 +13,8 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from drastate.drivers.validation import RegistrationRefusedError, quote
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -46,6 +48,17 @@ class Socket:
     mtime_ns: int
     device: int
     inode: int
+
+    def check_open(self, fd: int) -> None:
+        """Checks that an open file is this socket, and not what was put in its place.
+
+        Raises:
+            RegistrationRefusedError: it is another file.
+        """
+        status = os.fstat(fd)
+        if (status.st_dev, status.st_ino) != (self.device, self.inode):
+            reason = f"{quote(self.path)} is not the socket any more that was there"
+            raise RegistrationRefusedError(reason)
 
 
 class RegistryFolder:

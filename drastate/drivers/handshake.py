@@ -8,7 +8,9 @@ from google.protobuf.message import DecodeError
 
 from drastate.drivers import validation
 from drastate.drivers._pb import pluginregistration_v1 as pb
-from drastate.drivers.channel import Calls, open_channel
+from drastate.drivers.channel import Calls, Graveyard, open_channel
+from drastate.drivers.folder import Socket
+from drastate.drivers.pin import Pin
 from drastate.drivers.wire import serialize
 
 if TYPE_CHECKING:
@@ -38,17 +40,21 @@ class Handshake:
         k8s.io/kubelet pkg/apis/pluginregistration/v1; kubelet pluginmanager operationexecutor.
     """
 
-    def __init__(self, path: str, timeout_s: float) -> None:
+    def __init__(self, socket: Socket, timeout_s: float, graveyard: Graveyard) -> None:
         """Connects when the first call is made.
 
         Args:
-            path: the registration socket.
+            socket: the registration socket; nothing else on its path is connected to.
             timeout_s: for each of the two calls, connecting included.
+            graveyard: where the channel ends up.
+
+        Raises:
+            OSError: no more files can be opened.
         """
-        self._path = path
         self._timeout_s = timeout_s
-        self._channel = open_channel(path)
-        self._calls = Calls(path, on_drained=self._channel.close)
+        pin = Pin(socket.path, socket.check_open)
+        channel = self._channel = open_channel(pin)
+        self._calls = Calls(pin, on_drained=lambda: graveyard.bury(channel, pin))
 
     def ask(self) -> pb.PluginInfo:
         """Has the plugin introduce itself (GetInfo).

@@ -11,17 +11,26 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from drastate.drivers.channel import Calls, Graveyard, open_channel
+from drastate.drivers.pin import Pin
+from drastate.drivers.validation import check_open_endpoint
 from drastate.drivers.wire import serialize
 from drastate.model import ClaimRef, DriverName, Operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import datetime
+    from pathlib import Path
 
     from drastate.clock import Clock
+    from drastate.drivers.notices import Notices
     from drastate.drivers.wire import Api, PrepareResponse, UnprepareResponse
 
 _log = logging.getLogger(__name__)
+
+#: Least pause between two requests for a connection. Without it a server that accepts connections
+#: and ends them would keep us busy with nothing else. Arbitrary; a driver that restarts has run for
+#: longer.
+_REST_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +45,7 @@ class PluginInfo:
         connected: the connection to the endpoint is up.
         registered_at: when it registered.
         since: when it became connected or disconnected.
+        problem: why what lies at the endpoint now must not be connected to; mostly None.
     """
 
     driver: DriverName
@@ -45,6 +55,7 @@ class PluginInfo:
     connected: bool
     registered_at: datetime
     since: datetime
+    problem: str | None = None
 
 
 class UnreadableAnswerError(Exception):
@@ -75,10 +86,12 @@ class Plugin:
         endpoint: str,
         api: Api,
         *,
+        root: Path,
         registration_socket: str,
         order: int,
         clock: Clock,
         graveyard: Graveyard,
+        notices: Notices,
     ) -> None:
         """Makes no connection yet.
 
@@ -86,10 +99,15 @@ class Plugin:
             driver: its name, checked.
             endpoint: path of its socket, checked.
             api: the version to call.
+            root: folder that the endpoint must lie in, at each connect.
             registration_socket: path of the socket it registered with.
             order: the plugin of a driver with the highest one is preferred.
             clock: for the time stamps.
             graveyard: where the channel ends up.
+            notices: for the log.
+
+        Raises:
+            OSError: no more files can be opened.
         """
         self.driver = driver
         self.endpoint = endpoint
@@ -98,13 +116,16 @@ class Plugin:
         self.order = order
         self._clock = clock
         self._graveyard = graveyard
+        self._notices = notices
         self._registered_at = self._since = clock.now()
         self._lock = threading.Lock()
         self._on_connected: Callable[[Plugin], None] = _ignore
         self._connected = False
         self._retired = False
-        self._channel: Any = open_channel(endpoint)
-        self._calls = Calls(endpoint, on_drained=self._bury)
+        self._asked_at = 0.0
+        self._pin = Pin(endpoint, lambda fd: check_open_endpoint(fd, endpoint, root))
+        self._channel: Any = open_channel(self._pin)
+        self._calls = Calls(self._pin, on_drained=self._bury)
         self._methods = {operation: self._make_method(operation) for operation in Operation}
 
     @property
@@ -129,6 +150,7 @@ class Plugin:
                 connected=self._connected,
                 registered_at=self._registered_at,
                 since=self._since,
+                problem=self._pin.problem,
             )
 
     def connect(self, on_connected: Callable[[Plugin], None]) -> None:
@@ -140,7 +162,18 @@ class Plugin:
         """
         with self._lock:
             self._on_connected = on_connected
+            self._asked_at = self._clock.monotonic()
             self._subscribe(self._follow)
+
+    def refresh(self) -> None:
+        """Lets the next attempt to connect find the socket that lies at the endpoint now.
+
+        To be called now and then: that a driver has made a new one is no event, and a connection
+        that is lost as soon as it is made is none either. Does nothing while the connection is up.
+        """
+        if not self._connected:
+            self._pin.refresh()
+            self._ask_for_connection()
 
     def prepare(self, claims: Sequence[ClaimRef], timeout_s: float) -> PrepareResponse:
         """Makes one NodePrepareResources call, without any retry.
@@ -199,6 +232,8 @@ class Plugin:
 
     def _follow(self, state: grpc.ChannelConnectivity) -> None:
         connected = state is grpc.ChannelConnectivity.READY
+        if not connected:
+            self._pin.refresh()
         with self._lock:
             if self._retired:
                 return
@@ -208,23 +243,31 @@ class Plugin:
                 self._since = self._clock.now()
         if changed:
             facts = {"driver": self.driver, "endpoint": self.endpoint}
-            _log.info("connected" if connected else "disconnected", extra=facts)
+            what = "connected" if connected else "disconnected"
+            self._notices.log(_log, logging.INFO, what, about=self.driver, extra=facts)
         if changed and connected:
             self._on_connected(self)
         if state is grpc.ChannelConnectivity.IDLE:
-            # A lost connection rests until somebody calls; to know when the driver is back, it must
-            # be asked for.
-            with self._lock:
-                self._subscribe(_ignore)
-                self._channel.unsubscribe(_ignore)
+            self._ask_for_connection()
 
     def _subscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
         # Under the lock: a subscription after `retire` would outlive the channel.
         if not self._retired:
             self._channel.subscribe(callback, try_to_connect=True)
 
+    def _ask_for_connection(self) -> None:
+        # A lost connection rests until somebody calls; to know when the driver is back, it must be
+        # asked for.
+        with self._lock:
+            now = self._clock.monotonic()
+            if now - self._asked_at < _REST_S:
+                return
+            self._asked_at = now
+            self._subscribe(_ignore)
+            self._channel.unsubscribe(_ignore)
+
     def _bury(self) -> None:
-        self._graveyard.bury(self._channel)
+        self._graveyard.bury(self._channel, self._pin)
 
 
 def _ignore(_: object) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from drastate.clock import Clock
     from drastate.config import Settings
+    from drastate.drivers.notices import Notices
     from drastate.model import DriverName
 
 _log = logging.getLogger(__name__)
@@ -32,9 +33,26 @@ _BACKOFF_FIRST_S = 0.5
 #: is tried at once.
 _BACKOFF_MAX_S = 120.0
 
-#: How many handshakes run at once. Each may hang for its whole timeout; arbitrary, a node has a
-#: handful of plugins.
-_HANDSHAKES_MAX = 16
+#: How long a handshake counts as quick. A good plugin answers in milliseconds, a busy node has it
+#: take tens of them. Arbitrary; longer, and many sockets that never answer delay a good one for
+#: longer.
+_QUICK_S = 0.25
+
+#: How many quick handshakes run at once. Arbitrary, for a node has a handful of plugins; this many
+#: every `_QUICK_S` is the least rate at which new sockets are tried, whatever the others do.
+_QUICK_MAX = 32
+
+#: How many may take longer, up to their timeouts. What is not quick while there are so many gives
+#: way and is tried again after a pause. Arbitrary; it bounds threads and files.
+_SLOW_MAX = 16
+
+#: How often a socket gives way before it is left alone until one of the slow has ended. More than
+#: once: a good plugin may be late once when the node is busy. Not for ever: a plugin that is always
+#: slow has to get its time as well.
+_GIVE_WAY_MAX = 2
+
+#: Pause between two looks at the time that handshakes take. Arbitrary, well below `_QUICK_S`.
+_TICK_S = 0.05
 
 #: How long `close` waits for threads that it has told to end. Arbitrary; they end in milliseconds.
 _CLOSE_S = 0.5
@@ -46,16 +64,28 @@ _CONNECT_S = 0.5
 
 
 @dataclass(slots=True, eq=False)
+class _Run:
+    """A handshake that is running."""
+
+    entry: _Entry
+    handshake: Handshake
+    thread: threading.Thread
+    started: float
+    slow: bool = False
+    gave_way: bool = False
+
+
+@dataclass(slots=True, eq=False)
 class _Entry:
     """A socket in the folder, and how far its registration is. Guarded by the watcher's lock."""
 
     socket: Socket
     order: int
     due: float
-    handshake: Handshake | None = None
     plugin: Plugin | None = None
     driver: DriverName | None = None
     failures: int = 0
+    ways_given: int = 0
     kind: str | None = None
     problem: str | None = None
     tried: bool = False
@@ -71,7 +101,8 @@ class Watcher:
     folder is read in.
 
     A socket that is replaced (other inode or time) is taken out and registered anew. Handshakes run
-    in threads of their own, one at a time per path, so that one that hangs delays no other.
+    in threads of their own, one at a time per path. Those that hang cannot delay the others: only
+    so many may, and the rest gives way (see `_QUICK_S`).
 
     Source:
         kubelet pkg/kubelet/pluginmanager.
@@ -84,6 +115,7 @@ class Watcher:
         root: Path,
         registry: Registry,
         graveyard: Graveyard,
+        notices: Notices,
         settings: Settings,
         clock: Clock,
     ) -> None:
@@ -94,6 +126,7 @@ class Watcher:
             root: folder that all endpoints must lie in, absolute.
             registry: where plugins go.
             graveyard: for their channels; swept by the watcher's thread.
+            notices: for the log.
             settings: poll period and handshake timeout.
             clock: for waiting and backoff.
         """
@@ -101,15 +134,17 @@ class Watcher:
         self._root = root
         self._registry = registry
         self._graveyard = graveyard
+        self._notices = notices
         self._settings = settings
         self._clock = clock
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
-        self._busy: set[str] = set()
-        self._handshakes: dict[Handshake, threading.Thread] = {}
+        self._running: dict[str, _Run] = {}
         self._orders = 0
         self._first: list[_Entry] | None = None
         self._closed = threading.Event()
+        # Set when a handshake has ended, so that the next one need not wait for the next look.
+        self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         #: Set once every socket of the first look has been tried.
         self.first_look = threading.Event()
@@ -122,15 +157,16 @@ class Watcher:
     def close(self) -> None:
         """Stops the thread and the handshakes, even those that hang, within a second or so."""
         self._closed.set()
+        self._wake.set()
         if self._thread is not None:
             self._thread.join(timeout=_CLOSE_S)
         with self._lock:
-            handshakes = tuple(self._handshakes.items())
-        for handshake, _ in handshakes:
-            handshake.cancel()
+            running = tuple(self._running.values())
+        for run in running:
+            run.handshake.cancel()
         deadline = self._clock.monotonic() + _CLOSE_S
-        for _, thread in handshakes:
-            thread.join(timeout=max(0.0, deadline - self._clock.monotonic()))
+        for run in running:
+            run.thread.join(timeout=max(0.0, deadline - self._clock.monotonic()))
         self.first_look.set()
 
     def find_problem(self, driver: DriverName) -> str | None:
@@ -152,14 +188,24 @@ class Watcher:
             except Exception:  # noqa: BLE001 (see below)
                 # Without this thread no driver would ever be found again, and nothing would say so.
                 _log.exception("a look at the plugin registry folder failed; it is repeated")
-            if self._clock.wait(self._closed, self._settings.registry_poll_s):
+            self._clock.wait(self._wake, self._pause_s())
+            if self._closed.is_set():
                 return
+            self._wake.clear()
+
+    def _pause_s(self) -> float:
+        with self._lock:
+            is_quick = any(not run.slow for run in self._running.values())
+        poll_s = self._settings.registry_poll_s
+        return min(poll_s, _TICK_S) if is_quick else poll_s
 
     def _look(self) -> None:
         found = self._folder.look()
         if found is not None:
             self._compare(found)
+        self._stop_slow_handshakes()
         self._start_handshakes()
+        self._registry.refresh()
         self._graveyard.sweep()
         self._check_first_look()
 
@@ -183,11 +229,30 @@ class Watcher:
         with self._lock:
             entry.gone = True
             self._entries.pop(entry.socket.path, None)
-            handshake, plugin, entry.plugin = entry.handshake, entry.plugin, None
-        if handshake is not None:
-            handshake.cancel()
+            run = self._running.get(entry.socket.path)
+            plugin, entry.plugin = entry.plugin, None
+        if run is not None:
+            run.handshake.cancel()
         if plugin is not None:
             self._deregister(plugin)
+
+    def _stop_slow_handshakes(self) -> None:
+        now = self._clock.monotonic()
+        with self._lock:
+            running = sorted(self._running.values(), key=lambda run: run.started)
+            late = [run for run in running if not run.slow and now - run.started >= _QUICK_S]
+            free = self._count_free_slow()
+            for run in late[:free]:
+                run.slow = True
+            for run in late[free:]:
+                run.slow = run.gave_way = True
+        for run in late[free:]:
+            run.handshake.cancel()
+
+    def _count_free_slow(self) -> int:
+        # One that has given way is as good as over.
+        slow = sum(run.slow and not run.gave_way for run in self._running.values())
+        return max(0, _SLOW_MAX - slow)
 
     def _start_handshakes(self) -> None:
         now = self._clock.monotonic()
@@ -198,32 +263,45 @@ class Watcher:
                 if entry.plugin is None
                 and not entry.final
                 and entry.due <= now
-                and entry.socket.path not in self._busy
+                and entry.socket.path not in self._running
             ]
             # New sockets before those that failed already, so that many that hang do not starve one
             # that works.
-            due.sort(key=lambda entry: (entry.failures, entry.order))
-            for entry in due[: _HANDSHAKES_MAX - len(self._busy)]:
-                self._start_handshake(entry)
+            due.sort(key=lambda entry: (entry.failures, entry.ways_given, entry.due, entry.order))
+            quick = [entry for entry in due if entry.ways_given < _GIVE_WAY_MAX]
+            slow = [entry for entry in due if entry.ways_given >= _GIVE_WAY_MAX]
+            free = _QUICK_MAX - sum(not run.slow for run in self._running.values())
+            for entry in quick[:free]:
+                self._start_handshake(entry, now)
+            for entry in slow[: self._count_free_slow()]:
+                self._start_handshake(entry, now, slow=True)
 
-    def _start_handshake(self, entry: _Entry) -> None:
+    def _start_handshake(self, entry: _Entry, now: float, *, slow: bool = False) -> None:
         path = entry.socket.path
-        handshake = Handshake(path, self._settings.registration_timeout_s)
-        thread = threading.Thread(
-            target=self._shake, args=(entry, handshake), name="drastate-handshake", daemon=True
-        )
-        self._busy.add(path)
-        self._handshakes[handshake] = thread
-        entry.handshake = handshake
         try:
-            thread.start()
-        except RuntimeError:
-            # No more threads to be had; the next look tries again.
-            _log.warning("a plugin socket has to wait for a thread", extra={"endpoint": path})
+            handshake = Handshake(
+                entry.socket, self._settings.registration_timeout_s, self._graveyard
+            )
+        except OSError as error:
+            self._put_off(path, f"no more files: {error.strerror}")
+            return
+        run = _Run(entry, handshake, threading.current_thread(), now, slow)
+        run.thread = threading.Thread(
+            target=self._shake, args=(run,), name="drastate-handshake", daemon=True
+        )
+        self._running[path] = run
+        try:
+            run.thread.start()
+        except RuntimeError as error:
+            del self._running[path]
             handshake.close()
-            entry.handshake = None
-            del self._handshakes[handshake]
-            self._busy.discard(path)
+            self._put_off(path, str(error))
+
+    def _put_off(self, path: str, problem: str) -> None:
+        """Says that a socket has to wait for the next look."""
+        facts = {"endpoint": path, "problem": problem}
+        message = "a plugin socket has to wait"
+        self._notices.log(_log, logging.WARNING, message, about=path, extra=facts)
 
     def _check_first_look(self) -> None:
         with self._lock:
@@ -234,26 +312,31 @@ class Watcher:
 
     # --- a handshake's thread ---------------------------------------------------------------------
 
-    def _shake(self, entry: _Entry, handshake: Handshake) -> None:
+    def _shake(self, run: _Run) -> None:
+        entry = run.entry
         try:
-            self._register(entry, handshake)
+            self._register(entry, run.handshake)
         except RegistrationRefusedError as refused:
             entry.driver = refused.driver or entry.driver
             self._note_failure(entry, refused.reason, f"refused: {refused.reason}", refused.final)
         except CallFailedError as failure:
             problem = f"no answer to the handshake: {failure.code} {failure.details}"
-            self._note_failure(entry, failure.code, problem)
+            if run.gave_way:
+                self._note_way_given(entry)
+            else:
+                self._note_failure(entry, failure.code, problem)
+        except OSError as error:
+            self._note_failure(entry, repr(error), f"the handshake failed: {error.strerror}")
         except Exception as error:  # noqa: BLE001 (one socket must not end the others)
             _log.exception("a registration failed", extra={"endpoint": entry.socket.path})
             self._note_failure(entry, repr(error), f"the handshake failed: {error!r}")
         finally:
-            handshake.close()
+            run.handshake.close()
             with self._lock:
-                entry.handshake = None
                 entry.tried = True
-                self._handshakes.pop(handshake, None)
-                self._busy.discard(entry.socket.path)
+                del self._running[entry.socket.path]
             self._check_first_look()
+            self._wake.set()
 
     def _register(self, entry: _Entry, handshake: Handshake) -> None:
         info = handshake.ask()
@@ -276,12 +359,15 @@ class Watcher:
                 kept = False
             else:
                 kept, entry.plugin = True, plugin
-                entry.failures, entry.kind, entry.problem = 0, None, None
+                entry.failures = entry.ways_given = 0
+                entry.kind = entry.problem = None
         if not kept:
             self._deregister(plugin)
             return
         facts = {"driver": plugin.driver, "endpoint": plugin.endpoint, "api": plugin.api.version}
-        _log.info("registered a plugin", extra=facts)
+        self._notices.log(
+            _log, logging.INFO, "registered a plugin", about=plugin.driver, extra=facts
+        )
         self._await_connection(plugin)
 
     @staticmethod
@@ -298,10 +384,12 @@ class Watcher:
             introduction.driver,
             introduction.endpoint,
             introduction.api,
+            root=self._root,
             registration_socket=entry.socket.path,
             order=entry.order,
             clock=self._clock,
             graveyard=self._graveyard,
+            notices=self._notices,
         )
         try:
             try:
@@ -330,13 +418,24 @@ class Watcher:
     def _deregister(self, plugin: Plugin) -> None:
         self._registry.remove(plugin)
         facts = {"driver": plugin.driver, "endpoint": plugin.endpoint}
-        _log.info("deregistered a plugin", extra=facts)
+        self._notices.log(
+            _log, logging.INFO, "deregistered a plugin", about=plugin.driver, extra=facts
+        )
 
     def _await_connection(self, plugin: Plugin) -> None:
         deadline = self._clock.monotonic() + _CONNECT_S
         while not (plugin.connected or plugin.retired) and self._clock.monotonic() < deadline:
             if self._clock.wait(self._closed, 0.01):
                 return
+
+    def _note_way_given(self, entry: _Entry) -> None:
+        with self._lock:
+            entry.ways_given += 1
+            entry.due = self._clock.monotonic() + _BACKOFF_FIRST_S
+            entry.problem = (
+                f"no answer to the handshake within {_QUICK_S:g} s; more time is given when fewer "
+                "others take long"
+            )
 
     def _note_failure(
         self,
@@ -348,6 +447,7 @@ class Watcher:
         with self._lock:
             pause_s = min(_BACKOFF_MAX_S, _BACKOFF_FIRST_S * 2 ** min(entry.failures, 20))
             entry.failures += 1
+            entry.ways_given = 0
             entry.due = self._clock.monotonic() + pause_s
             entry.final = final
             is_news = kind != entry.kind and not entry.gone and not self._closed.is_set()
@@ -356,7 +456,8 @@ class Watcher:
             # A final one is a plugin for somebody else, which is nothing to warn of.
             facts = {"driver": entry.driver, "endpoint": entry.socket.path, "problem": problem}
             level = logging.DEBUG if final else logging.WARNING
-            _log.log(level, "a plugin socket is not registered", extra=facts)
+            message = "a plugin socket is not registered"
+            self._notices.log(_log, level, message, about=entry.socket.path, extra=facts)
 
 
 def is_listening(path: str) -> bool:

@@ -118,6 +118,13 @@ class Registry:
             plugins = [each for name in sorted(self._plugins) for each in self._plugins[name]]
         return tuple(plugin.info for plugin in plugins)
 
+    def refresh(self) -> None:
+        """Has the plugins that are disconnected look at their sockets again; never blocks."""
+        with self._lock:
+            plugins = [each for siblings in self._plugins.values() for each in siblings]
+        for plugin in plugins:
+            plugin.refresh()
+
     def get_connected(self, driver: DriverName, wait_s: float) -> Plugin:
         """The plugin to call.
 
@@ -210,7 +217,7 @@ class _News:
 def describe_disconnected(info: PluginInfo) -> str:
     """How a plugin stands that cannot be called, and what to do about it, for a message."""
     since = info.since.strftime("%Y-%m-%dT%H:%M:%SZ")
-    return (
-        f"registered at {info.endpoint}, disconnected since {since}; start the driver again or "
-        "see its log"
-    )
+    stands = f"registered at {info.endpoint}, disconnected since {since}"
+    if info.problem is not None:
+        return f"{stands}, and not connected to again: {info.problem}; see the driver's log"
+    return f"{stands}; start the driver again or see its log"

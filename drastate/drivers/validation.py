@@ -2,7 +2,7 @@
 
 A registration socket can be made by whatever may write to the registry folder, so its answer is
 foreign data: it could name any driver and point the node at any socket. Every refusal says
-precisely why; the text goes to the plugin. The only I/O is resolving symbolic links.
+precisely why; the text goes to the plugin. The only I/O is looking at where paths lead.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -131,14 +132,36 @@ def check_endpoint(endpoint: str, root: Path) -> str:
     if not path.is_relative_to(root):
         reason = f"the endpoint {quote(endpoint)} is not inside {root}"
         raise RegistrationRefusedError(reason)
-    resolved, resolved_root = _resolve(path), _resolve(root)
+    _check_real_path(endpoint, _resolve(path), root)
+    return str(path)
+
+
+def check_open_endpoint(fd: int, endpoint: str, root: Path) -> None:
+    """Checks what an endpoint's path has led to, which may have changed since `check_endpoint`.
+
+    Args:
+        fd: the file, opened by that path with `os.O_PATH`.
+        endpoint: the path.
+        root: as for `check_endpoint`.
+
+    Raises:
+        RegistrationRefusedError: no socket, or not below the root.
+    """
+    if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+        reason = f"the endpoint {quote(endpoint)} is not a socket"
+        raise RegistrationRefusedError(reason)
+    # Of the file itself: the path may have been swapped again.
+    _check_real_path(endpoint, Path(f"/proc/self/fd/{fd}").readlink(), root)
+
+
+def _check_real_path(endpoint: str, resolved: Path, root: Path) -> None:
+    resolved_root = _resolve(root)
     if resolved == resolved_root or not resolved.is_relative_to(resolved_root):
         reason = (
-            f"the endpoint {quote(endpoint)} leads through a symbolic link to {resolved}, which is "
-            f"not inside {resolved_root}"
+            f"the endpoint {quote(endpoint)} leads through a symbolic link to "
+            f"{quote(str(resolved))}, which is not inside {resolved_root}"
         )
         raise RegistrationRefusedError(reason)
-    return str(path)
 
 
 def check_versions(versions: Collection[str]) -> wire.Api:
